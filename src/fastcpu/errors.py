@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong with CPU sets, topologies and pools.
+
+A wrong argument (a negative id, a matrix of the wrong shape) is a builtin ``TypeError`` or ``ValueError``. What comes
+from outside and is refused has a class of its own here, with the facts as attributes, so that a caller can put them
+into its own words.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastcpu.cpuset import CpuSet
+
+__all__ = ["CpuCheckError", "CpuHoldError", "CpuListError", "FastCpuError", "TopologyError"]
+
+_SHOWN_CHARACTERS = 80
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= _SHOWN_CHARACTERS:
+        return repr(text)
+    return f"{text[:_SHOWN_CHARACTERS]!r}… ({len(text)} characters)"
+
+
+class FastCpuError(Exception):
+    """Base of all errors of this package."""
+
+
+class CpuListError(FastCpuError, ValueError):
+    """A text is not a list of CPUs in the kernel's syntax.
+
+    Attributes
+    ----------
+    text : str
+        The whole text that was refused.
+    position : int
+        Index of the character at fault, 0-based.
+    reason : str
+        What is wrong there.
+    """
+
+    def __init__(self, text: str, position: int, reason: str) -> None:
+        super().__init__(text, position, reason)
+        self.text = text
+        self.position = position
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cpulist {_shorten(self.text)}, character {self.position + 1}: {self.reason}"
+
+
+class TopologyError(FastCpuError):
+    """A file of the sysfs tree says something that no machine can mean.
+
+    Attributes
+    ----------
+    path : str
+        The file, as an absolute ``/sys/...`` path.
+    value : str
+        Its content.
+    expected : str
+        What would be right.
+    """
+
+    def __init__(self, path: str, value: str, expected: str) -> None:
+        super().__init__(path, value, expected)
+        self.path = path
+        self.value = value
+        self.expected = expected
+
+    def __str__(self) -> str:
+        return f"{self.path}: {_shorten(self.value)} is not {self.expected}"
+
+
+class CpuCheckError(FastCpuError):
+    """A choice of CPUs does not fit the pool; all that is wrong with it, at once.
+
+    Attributes
+    ----------
+    cpus : CpuSet
+        The whole choice.
+    unmanaged : CpuSet
+        Chosen CPUs that are offline or not known here.
+    reserved : CpuSet
+        Chosen CPUs that are reserved.
+    outside : CpuSet
+        Chosen CPUs that are managed and not reserved but in none of the demanded groups.
+    taken : CpuSet
+        Chosen CPUs that somebody holds.
+    miscounted : tuple of (int, int, int)
+        Group, CPUs demanded of it, CPUs chosen in it; groups whose numbers differ only.
+    """
+
+    def __init__(
+        self,
+        cpus: CpuSet,
+        unmanaged: CpuSet,
+        reserved: CpuSet,
+        outside: CpuSet,
+        taken: CpuSet,
+        miscounted: tuple[tuple[int, int, int], ...],
+    ) -> None:
+        super().__init__(cpus, unmanaged, reserved, outside, taken, miscounted)
+        self.cpus = cpus
+        self.unmanaged = unmanaged
+        self.reserved = reserved
+        self.outside = outside
+        self.taken = taken
+        self.miscounted = miscounted
+
+    def __str__(self) -> str:
+        faults = [
+            f"CPUs {found} {what}"
+            for found, what in (
+                (self.unmanaged, "are not online here"),
+                (self.reserved, "are reserved"),
+                (self.outside, "are in none of the demanded groups"),
+                (self.taken, "are taken"),
+            )
+            if found
+        ]
+        faults += [
+            f"group {group}: {wanted} CPUs demanded, {chosen} chosen" for group, wanted, chosen in self.miscounted
+        ]
+        return f"cpuset {self.cpus}: " + "; ".join(faults)
+
+
+class CpuHoldError(FastCpuError):
+    """CPUs were to be taken that are taken, or released that are not.
+
+    Attributes
+    ----------
+    cpus : CpuSet
+        The CPUs at fault.
+    """
+
+    def __init__(self, cpus: CpuSet, reason: str) -> None:
+        super().__init__(cpus, reason)
+        self.cpus = cpus
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"CPUs {self.cpus} {self.reason}"
