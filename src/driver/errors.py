@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver's errors: one class for each way in which a failure is handled.
 
-A message is one line for the person who sees it in a pod's events, a log or a terminal: it names the value, the place and
-what would be right.
+A message is one line for the person who sees it in a pod's events, a log or a terminal: it names the value, the place
+and what would be right.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU sets, machine topologies and pools of CPUs; nothing of Kubernetes.
 
-No module here does I/O except `fastcpu.sysfs`, none logs, and none has state of its own. The Cython modules validate what
-they are given and own their memory; values (`CpuSet`, `Topology`) never change and may be shared between threads.
+No module here does I/O except `fastcpu.sysfs`, none logs, and none has state of its own. The Cython modules validate
+what they are given and own their memory; values (`CpuSet`, `Topology`) never change and may be shared between threads.
 """
 
 from fastcpu.cpuset import CpuSet

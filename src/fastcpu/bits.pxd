@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Word operations shared by the modules of this package: 64 logical CPUs a word, CPU n is bit n % 64 of word n // 64."""
+"""Word operations that the modules of this package share: CPU n is bit n % 64 of word n // 64."""
 
 from libc.stdint cimport uint64_t
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read and write the kernel's list syntax for CPU sets.
 
-The syntax is that of the kernel's bitmap lists (``Documentation/admin-guide/kernel-parameters.rst``): numbers and ranges
-``a-b`` with commas between, and ``a-b:used/group`` for the first ``used`` of every ``group`` CPUs from ``a`` on. The cost
-of reading is proportional to the text with a factor bounded by the limit: one range sets at most ``limit / 64`` words.
+The syntax is that of the kernel's bitmap lists (``Documentation/admin-guide/kernel-parameters.rst``): numbers and
+ranges ``a-b`` with commas between, and ``a-b:used/group`` for the first ``used`` of every ``group`` CPUs from ``a``
+on. The cost of reading is proportional to the text with a factor bounded by the limit: one range sets at most
+``limit / 64`` words.
 """
 
 from libc.stdint cimport uint64_t
-from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 

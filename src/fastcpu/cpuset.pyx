@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """CpuSet, the immutable set of logical CPUs that everything else here speaks in.
 
-CPU n is bit ``n % 64`` of word ``n // 64``. The words end with the highest non-zero one, so equal sets have equal words,
-and the index of the lowest non-zero word is kept beside them, so that work on a few CPUs at the far end of a large machine
-does not walk the empty words below. Sets of up to 1,024 CPUs live in one allocation.
+CPU n is bit ``n % 64`` of word ``n // 64``. The words end with the highest non-zero one, so equal sets have equal
+words, and the index of the lowest non-zero word is kept beside them, so that work on a few CPUs at the far end of a
+large machine does not walk the empty words below. Sets of up to 1,024 CPUs live in one allocation.
 
 A set never changes after its construction, so threads may share it without locks.
 """
 
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE, PyBUF_SIMPLE, \
-    PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.slice cimport PySlice_AdjustIndices, PySlice_Unpack
 from libc.stdint cimport uint64_t
@@ -35,8 +34,8 @@ cdef extern from "Python.h":
 
 __all__ = ["DEFAULT_LIMIT", "MAX_CPUS", "CpuSet"]
 
-# x86 and POWER kernels are built for at most 8,192 CPUs (CONFIG_NR_CPUS); the ceiling leaves room for larger ones while a
-# mask stays at 128 KiB, whatever a text asks for.
+# x86 and POWER kernels are built for at most 8,192 CPUs (CONFIG_NR_CPUS); the ceiling leaves room for larger ones
+# while a mask stays at 128 KiB, whatever a text asks for.
 cdef enum:
     CPU_CEILING = 1 << 20
     CPU_LIMIT = 8192
@@ -206,8 +205,8 @@ cdef class CpuSet:
     """An immutable set of logical CPUs, by the kernel's numbers.
 
     It behaves as a ``frozenset[int]`` does: algebra, comparisons, iteration (ascending), ``len``, ``in`` and hashing.
-    Operators take another ``CpuSet``; the named methods take any iterables of ints, too. A ``CpuSet`` equals only another
-    ``CpuSet``. It supports the buffer protocol (read-only, format ``Q``) and pickling.
+    Operators take another ``CpuSet``; the named methods take any iterables of ints, too. A ``CpuSet`` equals only
+    another ``CpuSet``. It supports the buffer protocol (read-only, format ``Q``) and pickling.
 
     Parameters
     ----------
