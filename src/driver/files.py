@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that survive a crash: each is replaced as a whole or not at all, and on the disk before anyone relies on it.
+
+Records, CDI specs and device metadata are all written and read through here. The functions block on the disk, so
+they run in a thread. What they read may have been written by anybody: it is a regular file of bounded size or it is
+refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenFile:
+    """A file of ours that cannot be used.
+
+    Attributes
+    ----------
+    path : Path
+        Where it is now.
+    reason : str
+        What is wrong with it, one line.
+    """
+
+    path: Path
+    reason: str
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """Read a file that may have been put there by anybody.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    limit : int
+        The most bytes that it may have.
+
+    Returns
+    -------
+    bytes
+
+    Raises
+    ------
+    OSError
+        If it cannot be read (`FileNotFoundError` if it is not there), is no regular file, or is larger than ``limit``.
+    """
+    # O_NONBLOCK: opening must not hang if somebody has put a FIFO there.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", str(path))
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"Larger than {limit} bytes", str(path))
+    return content
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o644) -> bool:
+    """Give a file its content, atomically and durably.
+
+    Readers see the old content or the new one. After a failure the old content is still there, or the new one is
+    there but might not survive a power failure.
+
+    Parameters
+    ----------
+    path : Path
+        The file; its folder exists.
+    content : bytes
+        All that it shall contain.
+    mode : int
+        Its permissions, whatever the umask says.
+
+    Returns
+    -------
+    bool
+        Whether it had to be written: False if it had this content already.
+
+    Raises
+    ------
+    OSError
+        If a step fails. The temporary file is removed again where that is possible.
+    """
+    if _has_content(path, content):
+        # An earlier attempt may have failed after its rename.
+        sync_folder(path.parent)
+        return False
+    # The name's ending tells readers of the folder (the runtime's CDI library) that it is not for them.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with open(os.open(temporary, flags, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    sync_folder(path.parent)
+    return True
+
+
+def remove_file(path: Path) -> bool:
+    """Remove a file durably.
+
+    Parameters
+    ----------
+    path : Path
+        The file; it, and its folder, may be missing.
+
+    Returns
+    -------
+    bool
+        Whether it was there.
+
+    Raises
+    ------
+    OSError
+        If it cannot be removed, or its removal might not survive a power failure.
+    """
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        found = False
+    else:
+        found = True
+    # Also if it was not there: an earlier attempt may have failed after its unlink.
+    with suppress(FileNotFoundError):
+        sync_folder(path.parent)
+    return found
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's entries to the disk.
+
+    Raises
+    ------
+    OSError
+        If it is missing or cannot be synced.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_temporary_files(folder: Path, ours: Callable[[str], bool]) -> None:
+    """Remove what `replace_file` left behind when its process was killed.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder; it may be missing.
+    ours : Callable
+        Tells by a file's final name whether it is one of the caller's: others may work in the same folder.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be read. A file that cannot be removed is left: it does no harm.
+    """
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return
+    for name in names:
+        final_name, _, random_part = name[1:-4].rpartition(".")
+        if name.startswith(".") and name.endswith(".tmp") and len(random_part) == 8 and ours(final_name):
+            with suppress(OSError):
+                os.unlink(folder / name)
+
+
+def _has_content(path: Path, content: bytes) -> bool:
+    try:
+        return read_file(path, len(content)) == content
+    except OSError:
+        return False
