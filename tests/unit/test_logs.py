@@ -125,7 +125,7 @@ def test_quotes_are_where_they_are_needed(written: Callable[[], list[str]]) -> N
         "m", extra=fields(empty="", space="a b", quote='a"b', equals="a=b", slash="a\\b", accent="é", plain="a/b:c,d")
     )
     assert written()[0].endswith(
-        'msg=m empty="" space="a b" quote="a\\"b" equals="a=b" slash="a\\\\b" accent="é" plain=a/b:c'
+        'msg=m empty="" space="a b" quote="a\\"b" equals="a=b" slash="a\\\\b" accent="é" plain=a/b:c,d'
     )
 
 
