@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, Protocol
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from driver.errors import ConfigError
 from driver.logs import fields
@@ -32,9 +34,15 @@ _LONGEST_RETRY_SECONDS: Final = 30.0
 _LONGEST_CONNECTION_SECONDS: Final = 10.0
 _MOST_CONNECTIONS: Final = 64
 
-# What a client did wrong is no event of this driver, and a flood of it must not become a flood of log lines.
-_client_log = logging.getLogger(f"{__name__}.clients")
-_client_log.addFilter(lambda record: record.levelno >= logging.ERROR)
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether aiohttp logs a fault of this driver: a client's is no event, and must not become a flood of log lines."""
+    error = record.exc_info[1] if record.exc_info else None
+    return record.levelno >= logging.ERROR and not isinstance(error, HttpProcessingError)
+
+
+_aiohttp_log = logging.getLogger(f"{__name__}.aiohttp")
+_aiohttp_log.addFilter(_is_ours)
 
 
 class Exposition(Protocol):
@@ -137,7 +145,7 @@ class WebServer:
             application,
             handle_signals=False,
             access_log=None,
-            logger=_client_log,
+            logger=_aiohttp_log,
             lingering_time=0,
             auto_decompress=False,
         )
@@ -178,7 +186,7 @@ class WebServer:
     def _complain(self, error: OSError) -> None:
         _log.error(
             "cannot serve HTTP, trying again",
-            extra=fields(address=self._bind_address, error=error.strerror or error),
+            extra=fields(address=self._bind_address, error=os.strerror(error.errno) if error.errno else error),
         )
 
     async def _listen(self) -> None:
