@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
 import secrets
 import uuid
 from collections.abc import Callable, Mapping
@@ -19,12 +18,11 @@ from driver.sandbox import ownership
 from driver.sandbox.apistatus import FieldErrors, JsonObject, StatusError
 from driver.sandbox.kinds import NODES, PODS, FieldSelector, Kind
 from driver.sandbox.store import ObjectStore, copy_json
+from driver.sandbox.syntax import check_subdomain
 
 _SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 _SUFFIX_LENGTH: Final = 5
 _LONGEST_GENERATED_BASE: Final = 63 - _SUFFIX_LENGTH
-_OBJECT_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
-_LONGEST_NAME: Final = 253
 _SERVER_METADATA: Final = (
     "uid",
     "creationTimestamp",
@@ -329,7 +327,7 @@ class Registry:
         rules.prepare(new, old, subresource)
         errors = FieldErrors()
         if old is None:
-            _check_name(new["metadata"], errors)
+            check_subdomain(new["metadata"].get("name"), "metadata.name", errors)
         if not errors:
             rules.check(new, old, subresource, errors)
         if errors:
@@ -417,19 +415,6 @@ class Registry:
 
     def _now(self) -> str:
         return _timestamp(self._clock())
-
-
-def _check_name(metadata: JsonObject, errors: FieldErrors) -> None:
-    name = metadata.get("name")
-    if not name:
-        errors.required("metadata.name", "name or generateName is required")
-    elif not isinstance(name, str) or len(name) > _LONGEST_NAME or not _OBJECT_NAME.fullmatch(name):
-        errors.invalid(
-            "metadata.name",
-            name,
-            "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', "
-            "and must start and end with an alphanumeric character",
-        )
 
 
 def _merge_patched(target: Any, patch: Any) -> Any:

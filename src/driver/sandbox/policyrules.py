@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API's rules for the request policy of a consumable capacity."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, Final
+
+from driver.quantity import parse_quantity
+from driver.sandbox.amounts import respelled
+from driver.sandbox.apistatus import FieldErrors, JsonObject
+
+_MOST_VALID_VALUES: Final = 10
+_MILLI: Final = 1000
+_RANGE_FIELDS: Final = ("min", "max", "step")
+
+
+def check_policy(policy: JsonObject, value: str, field: str, errors: FieldErrors) -> None:
+    """Report what is wrong with a policy, and put its quantities in the server's spelling, in place.
+
+    Parameters
+    ----------
+    policy : dict
+        `requestPolicy` of a capacity.
+    value : str
+        The capacity itself.
+    field : str
+        Where the policy stands.
+    errors : FieldErrors
+    """
+    capacity = parse_quantity(value)
+    default = _take(policy, "default", field, errors)
+    valid_values, valid_range = policy.get("validValues"), policy.get("validRange")
+    if valid_values and valid_range is not None:
+        errors.forbidden(field, 'cannot specify "validValues" and "validRange" at the same time')
+        return
+    kind = "validValues" if valid_values else "validRange"
+    if not valid_values and valid_range is None:
+        return
+    if default is None:
+        errors.required(f"{field}.default", f"required when {kind} is defined")
+    elif valid_values:
+        _check_values(valid_values, default, capacity, f"{field}.validValues", errors)
+    elif isinstance(valid_range, dict):
+        _check_range(valid_range, default, capacity, f"{field}.validRange", errors)
+    else:
+        errors.invalid(f"{field}.validRange", "<value omitted>", "must be an object")
+
+
+def _take(holder: JsonObject, key: str, field: str, errors: FieldErrors) -> Fraction | None:
+    if key not in holder:
+        return None
+    try:
+        holder[key] = respelled(holder[key])
+        return parse_quantity(holder[key])
+    except ValueError as error:
+        errors.invalid(f"{field}.{key}", holder[key], str(error))
+        return None
+
+
+def _check_values(values: Any, default: Fraction, capacity: Fraction, field: str, errors: FieldErrors) -> None:
+    if not isinstance(values, list):
+        errors.invalid(field, "<value omitted>", "must be a list")
+        return
+    try:
+        values[:] = [respelled(option) for option in values]
+    except ValueError as error:
+        errors.invalid(field, "<value omitted>", str(error))
+        return
+    if len(values) > _MOST_VALID_VALUES:
+        errors.too_many(field, len(values), _MOST_VALID_VALUES)
+    options = [parse_quantity(option) for option in values]
+    for index, option in enumerate(options):
+        place = f"{field}[{index}]"
+        if index and option < options[index - 1]:
+            errors.invalid(place, values[index], "values must be sorted in ascending order")
+        if option in options[:index]:
+            errors.duplicate(place, values[index])
+        if option > capacity:
+            errors.invalid(place, values[index], f"option is larger than capacity value: {capacity}")
+    if default not in options:
+        errors.invalid(field, str(default), "default value is not valid according to the requestPolicy")
+
+
+def _check_range(bounds: JsonObject, default: Fraction, capacity: Fraction, field: str, errors: FieldErrors) -> None:
+    low, high, step = (_take(bounds, key, field, errors) for key in _RANGE_FIELDS)
+    if low is None:
+        errors.required(f"{field}.min", "required when validRange is defined")
+        return
+    if low > capacity:
+        errors.invalid(f"{field}.min", bounds["min"], f"min is larger than capacity value: {capacity}")
+    if default < low:
+        errors.invalid(f"{field}.default", str(default), f"default is less than min: {low}")
+    if high is not None:
+        if low > high:
+            errors.invalid(f"{field}.max", bounds["min"], f"min is larger than max: {high}")
+        if high > capacity:
+            errors.invalid(f"{field}.max", bounds["max"], f"max is larger than capacity value: {capacity}")
+        if default > high:
+            errors.invalid(f"{field}.default", str(default), f"default is more than max: {high}")
+    given = {"default": default, "min": low, "max": high, "step": step}
+    amounts = {name: amount for name, amount in given.items() if amount is not None}
+    if any(amount.denominator != 1 for amount in amounts.values()):
+        for name, amount in amounts.items():
+            if (amount * _MILLI).denominator != 1:
+                errors.invalid(f"{field}.{name}", str(amount), "value cannot be represented as a milli value")
+    elif step is not None and any(amount < 0 for amount in amounts.values()):
+        errors.invalid(field, "<value omitted>", "must not be negative")
+    if step is not None:
+        _check_step(amounts, capacity, f"{field}.step", errors)
+
+
+def _check_step(amounts: dict[str, Fraction], capacity: Fraction, field: str, errors: FieldErrors) -> None:
+    low, step = amounts["min"], amounts["step"]
+    if step <= 0:
+        errors.invalid(field, str(step), "must be greater than zero")
+        return
+    if low + step > capacity:
+        errors.invalid(field, str(step), f"one step {low + step} is larger than capacity value: {capacity}")
+    for name in ("default", "max"):
+        if name in amounts and (amounts[name] - low) % step != 0:
+            errors.invalid(
+                field, str(step), f"{name} {amounts[name]} is not a multiple of a given step from (min) {low}"
+            )
