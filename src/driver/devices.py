@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices that a node offers: its topology, cut into groups and described as the Kubernetes API wants it. Pure.
+
+Devices are named for the kernel's ids, so that a device keeps its name when others come and go. Nothing of the hardware
+keeps the driver from publishing: what cannot be said in an attribute is left out, and `DeviceModel.warnings` says what
+and why. Nothing is ever cut short, because half a list reads like a whole one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from driver.names import CPU_CAPACITY
+from driver.smt_layout import SmtLayout, smt_layout
+from fastcpu import CpuSet
+from fastcpu.topology import Level, Topology
+
+__all__ = ["LARGEST_STRING", "LARGEST_VALUE_COUNT", "Device", "DeviceModel", "build_devices"]
+
+LARGEST_STRING: Final = 64
+"""Bytes that a string attribute holds."""
+LARGEST_VALUE_COUNT: Final = 48
+"""Values of attributes that a device may have, the items of lists counted one by one."""
+
+_NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
+_PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
+_NUMA_NODE_ID: Final = "dra.cpu/numaNodeID"
+_NET_NUMA_NODE: Final = "dra.net/numaNode"
+_SOCKET_ID: Final = "dra.cpu/socketID"
+_CACHE_L3_ID: Final = "dra.cpu/cacheL3ID"
+_NUM_CPUS: Final = "dra.cpu/numCPUs"
+_SMT_ENABLED: Final = "dra.cpu/smtEnabled"
+_CPU_IDS: Final = "dra.cpu/cpuIDs"
+_CPU_IDS_STRIDED: Final = "dra.cpu/cpuIDsStrided"
+_SMT_LAYOUT: Final = "dra.cpu/smtLayout"
+_SMT_LAYOUT_STRIDED: Final = "dra.cpu/smtLayoutStrided"
+
+_NAME_PREFIXES: Final = {"numanode": "cpudevnuma", "socket": "cpudevsocket", "l3cache": "cpudevl3cache"}
+_MACHINE: Final = "cpudevmachine"
+
+_SHOWN_DEVICES = 3
+
+_Attributes = dict[str, Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A group of CPUs that claims take CPUs of.
+
+    Attributes
+    ----------
+    name : str
+        Name in the pool.
+    group : int
+        Row of `DeviceModel.groups`.
+    cpus : CpuSet
+        Its allocatable CPUs; at least one.
+    attributes : mapping of str to mapping
+        The published attributes, as JSON.
+    maps_node_allocatable : bool
+        Whether the CPUs that claims consume count against the node's allocatable CPUs (KEP-5517).
+    """
+
+    name: str
+    group: int
+    cpus: CpuSet
+    attributes: Mapping[str, Mapping[str, object]]
+    maps_node_allocatable: bool
+
+    @property
+    def has_list_attributes(self) -> bool:
+        """Whether an attribute is a list, which the API server has a gate and a smaller slice for."""
+        return any(isinstance(value, list) for attribute in self.attributes.values() for value in attribute.values())
+
+    def to_api(self) -> dict[str, object]:
+        """Return the device as an item of a ResourceSlice's ``spec.devices``."""
+        count = str(len(self.cpus))
+        # A range with a step must leave room for one step, which a single CPU does not.
+        amounts = {"validValues": ["1"]} if len(self.cpus) == 1 else {"validRange": {"min": "1", "step": "1"}}
+        device: dict[str, object] = {
+            "name": self.name,
+            "allowMultipleAllocations": True,
+            "attributes": {name: dict(value) for name, value in self.attributes.items()},
+            "capacity": {CPU_CAPACITY: {"value": count, "requestPolicy": {"default": count, **amounts}}},
+        }
+        if self.maps_node_allocatable:
+            mapping = {"capacityKey": CPU_CAPACITY, "capacityMultiplier": "1"}
+            device["nodeAllocatableResources"] = {"cpu": {"mapping": mapping}}
+        return device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceModel:
+    """All devices of a node.
+
+    Attributes
+    ----------
+    group_by : str
+        What a device is a group of.
+    devices : tuple of Device
+        In the order of their numbers, which is the order in which the scheduler tries them.
+    by_name : mapping of str to Device
+        The same, by name.
+    groups : ndarray of uint64, shape (n_devices, n_words), C-contiguous, read-only
+        The CPUs of each device's group, reserved ones included.
+    warnings : tuple of str
+        What is not published as it should be, and why; one line each.
+    left_out : mapping of str to tuple of str
+        Attributes that could not be published in any form, and the devices that lack them.
+    """
+
+    group_by: str
+    devices: tuple[Device, ...]
+    by_name: Mapping[str, Device]
+    groups: npt.NDArray[np.uint64]
+    warnings: tuple[str, ...]
+    left_out: Mapping[str, tuple[str, ...]]
+
+    def without_list_attributes(self) -> DeviceModel:
+        """Return the model for an API server that refuses attributes with lists of values."""
+        devices = tuple(
+            replace(
+                device,
+                attributes={
+                    name: attribute
+                    for name, attribute in device.attributes.items()
+                    if not any(isinstance(value, list) for value in attribute.values())
+                },
+            )
+            for device in self.devices
+        )
+        return replace(self, devices=devices, by_name={device.name: device for device in devices})
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    number: int
+    cpus: CpuSet
+
+
+class _LeftOut:
+    """Attributes that could not be published, gathered over all devices so that each gives one warning."""
+
+    def __init__(self) -> None:
+        self.devices: defaultdict[str, list[str]] = defaultdict(list)
+        self._reasons: dict[str, str] = {}
+
+    def add(self, attribute: str, device: str, reason: str) -> None:
+        self.devices[attribute].append(device)
+        self._reasons.setdefault(attribute, reason)
+
+    def warnings(self) -> Iterator[str]:
+        for attribute, devices in self.devices.items():
+            yield f"attribute {attribute} is left out of {_named(devices)}: {self._reasons[attribute]}"
+
+
+def build_devices(
+    topology: Topology,
+    *,
+    reserved: CpuSet,
+    group_by: str,
+    allocator: str,
+    pcie_roots: Mapping[int, Sequence[str]] | None,
+    node_allocatable_mapping: bool,
+) -> DeviceModel:
+    """Describe a machine's CPUs as devices of grouped mode.
+
+    Parameters
+    ----------
+    topology : Topology
+        The machine.
+    reserved : CpuSet
+        CPUs that are not for claims.
+    group_by : {"numanode", "socket", "l3cache", "machine"}
+        What a device is a group of. CPUs without an L3 cache are grouped by NUMA node where the others are grouped
+        by L3 cache; such a group has the number of its lowest CPU.
+    allocator : {"external", "cpumanager"}
+        Who chooses CPUs. An external one is told each group's CPUs and the machine's SMT siblings.
+    pcie_roots : mapping of int to sequence of str, or None
+        PCIe roots near to each CPU; None to publish none.
+    node_allocatable_mapping : bool
+        Whether consumed CPUs count against the node's allocatable CPUs (KEP-5517).
+
+    Returns
+    -------
+    DeviceModel
+
+    Raises
+    ------
+    ValueError
+        If ``group_by`` is none of these.
+    """
+    groups, warnings = _groups(topology, group_by)
+    groups = [group for group in groups if not group.cpus <= reserved]
+    if not groups:
+        warnings.append(f"no device is published: all online CPUs ({topology.online}) are reserved")
+    left_out = _LeftOut()
+    layout = smt_layout(topology.cores) if allocator == "external" else None
+    devices = []
+    for row, group in enumerate(groups):
+        prefix = _NAME_PREFIXES.get(group_by)
+        name = _MACHINE if prefix is None else f"{prefix}{group.number:03}"
+        allocatable = group.cpus - reserved
+        attributes = _topology_attributes(topology, group_by, group)
+        attributes[_NUM_CPUS] = {"int": len(allocatable)}
+        attributes[_SMT_ENABLED] = {"bool": topology.smt_enabled}
+        if layout is not None:
+            attributes |= _choice_attributes(name, allocatable, layout, left_out)
+        if pcie_roots is not None:
+            attributes |= _pcie_attributes(name, allocatable, pcie_roots, len(attributes), left_out)
+        devices.append(
+            Device(
+                name=name,
+                group=row,
+                cpus=allocatable,
+                attributes=attributes,
+                maps_node_allocatable=node_allocatable_mapping,
+            )
+        )
+    return DeviceModel(
+        group_by=group_by,
+        devices=tuple(devices),
+        by_name={device.name: device for device in devices},
+        groups=_matrix((group.cpus for group in groups), len(groups), topology.n_words),
+        warnings=(*warnings, *left_out.warnings()),
+        left_out={attribute: tuple(names) for attribute, names in left_out.devices.items()},
+    )
+
+
+def _groups(topology: Topology, group_by: str) -> tuple[list[_Group], list[str]]:
+    """Cut the machine into groups with unique numbers, in their order."""
+    warnings: list[str] = []
+    if group_by == "machine":
+        return [_Group(0, topology.online)], warnings
+    if group_by == "l3cache":
+        level = topology.l3_caches
+    elif group_by in ("numanode", "socket"):
+        level = topology.numa_nodes if group_by == "numanode" else topology.sockets
+    else:
+        raise ValueError(f"groupBy {group_by!r} is not numanode, socket, l3cache or machine")
+    groups = [_Group(number, level.cpuset(row)) for row, number in enumerate(level.ids)]
+    rest = topology.online.difference(*(group.cpus for group in groups))
+    if rest and group_by == "l3cache":
+        groups += [_Group(cpus.first, cpus) for cpus in _by_numa_node(topology, rest)]
+        warnings.append(f"CPUs {rest} have no L3 cache; they are grouped by NUMA node")
+    elif rest:
+        where = "NUMA node" if group_by == "numanode" else "socket"
+        warnings.append(f"CPUs {rest} are in no {where} and are not published; another groupBy would publish them")
+    if len({group.number for group in groups}) < len(groups):
+        groups = [_Group(group.cpus.first, group.cpus) for group in groups]
+        warnings.append(
+            "the id of an L3 cache is the lowest CPU of a group without one; all have their lowest CPU's number"
+        )
+    return sorted(groups, key=lambda group: group.number), warnings
+
+
+def _by_numa_node(topology: Topology, cpus: CpuSet) -> Iterator[CpuSet]:
+    nodes = [topology.numa_nodes.cpuset(row) & cpus for row in range(len(topology.numa_nodes))]
+    return (found for found in (*nodes, cpus.difference(*nodes)) if found)
+
+
+def _topology_attributes(topology: Topology, group_by: str, group: _Group) -> _Attributes:
+    if group_by == "machine":
+        return {}
+    if group_by == "numanode":
+        numa_node, socket = group.number, _shared(topology.sockets, group.cpus)
+    elif group_by == "socket":
+        numa_node, socket = None, group.number
+    else:
+        numa_node, socket = _shared(topology.numa_nodes, group.cpus), _shared(topology.sockets, group.cpus)
+    numbers = {
+        _NUMA_NODE: numa_node,
+        _SOCKET_ID: socket,
+        _CACHE_L3_ID: group.number if group_by == "l3cache" else None,
+        _NUMA_NODE_ID: numa_node if group_by == "numanode" else None,
+        _NET_NUMA_NODE: numa_node if group_by == "numanode" else None,
+    }
+    return {name: {"int": number} for name, number in numbers.items() if number is not None}
+
+
+def _shared(level: Level, cpus: CpuSet) -> int | None:
+    """Return the id of the one group that has all the CPUs."""
+    row = int(level.group_of[cpus.first])
+    return level.ids[row] if row >= 0 and cpus <= level.cpuset(row) else None
+
+
+def _choice_attributes(name: str, cpus: CpuSet, layout: SmtLayout, left_out: _LeftOut) -> _Attributes:
+    """Return what an allocator needs that chooses CPUs itself."""
+    attributes: _Attributes = {}
+    for attribute, plain, strided_attribute, strided in (
+        (_CPU_IDS, str(cpus), _CPU_IDS_STRIDED, cpus.strided()),
+        (_SMT_LAYOUT, layout.plain, _SMT_LAYOUT_STRIDED, layout.strided),
+    ):
+        if plain is not None and len(plain) <= LARGEST_STRING:
+            attributes[attribute] = {"string": plain}
+        elif strided is not None and len(strided) <= LARGEST_STRING:
+            attributes[strided_attribute] = {"string": strided}
+        elif strided is None:
+            left_out.add(attribute, name, "there are cores whose CPU numbers have no common distance")
+        else:
+            reason = f"it would need {len(strided)} bytes even as {strided_attribute}; a string holds {LARGEST_STRING}"
+            left_out.add(attribute, name, reason)
+    return attributes
+
+
+def _pcie_attributes(
+    name: str, cpus: CpuSet, pcie_roots: Mapping[int, Sequence[str]], other_values: int, left_out: _LeftOut
+) -> _Attributes:
+    roots = sorted({root for cpu in cpus for root in pcie_roots.get(cpu, ())})
+    if not roots:
+        return {}
+    room = LARGEST_VALUE_COUNT - other_values
+    if len(roots) > room:
+        reason = (
+            f"it would have {len(roots)} values; {room} of the {LARGEST_VALUE_COUNT} that a device may have are free"
+        )
+        left_out.add(_PCIE_ROOT, name, reason)
+        return {}
+    longest = max(roots, key=len)
+    if len(longest.encode("utf-8", "surrogateescape")) > LARGEST_STRING:
+        left_out.add(_PCIE_ROOT, name, f"the name {longest!r} is longer than the {LARGEST_STRING} bytes of a string")
+        return {}
+    return {_PCIE_ROOT: {"strings": roots}}
+
+
+def _matrix(rows: Iterable[CpuSet], n_rows: int, n_words: int) -> npt.NDArray[np.uint64]:
+    matrix = np.zeros((n_rows, n_words), np.uint64)
+    for row, cpus in zip(matrix, rows, strict=True):
+        row[: len(cpus.words)] = cpus.words
+    matrix.flags.writeable = False
+    return matrix
+
+
+def _named(devices: Sequence[str]) -> str:
+    if len(devices) <= _SHOWN_DEVICES:
+        return ", ".join(devices)
+    return f"{len(devices)} devices from {devices[0]} to {devices[-1]}"
