@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C interface of Topology, for other Cython packages: walk the mask rows and the row of each CPU without Python objects.
+"""C interface of Topology, for other Cython packages: mask rows and the row of each CPU, without Python objects.
 
 The pointers stay valid as long as their Level lives. Nothing here may be written to.
 """

@@ -6,6 +6,8 @@ import numpy.typing as npt
 
 from fastcpu.cpuset import CpuSet
 
+__all__ = ["EFFICIENCY", "PERFORMANCE", "STANDARD", "Level", "Topology"]
+
 STANDARD: Final[int]
 PERFORMANCE: Final[int]
 EFFICIENCY: Final[int]

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Topology, the immutable description of a machine: which logical CPUs share a core, a cache, a die, a node, a socket.
 
-A level (cores, L3 caches, …) is a partition of online CPUs into groups: no CPU is in two groups of one level, and none
-that is offline is in any. It is held twice, as a matrix of masks with one row a group, and as the row of each CPU.
-Levels need not nest: an L3 may span NUMA nodes, and broken firmware tables produce anything. All numbers of CPUs are the
-kernel's.
+A level (cores, L3 caches, …) divides online CPUs into groups: no CPU is in two groups of one level, and none that is
+offline is in any. It is held twice: as a matrix of masks with a row for each group, and as the row of each CPU. Levels
+need not nest: an L3 may span NUMA nodes, and broken firmware tables produce anything. CPU numbers are the kernel's.
 
 This module neither reads files nor guesses: `fastcpu.sysfs.read_topology` turns a sysfs tree into the arrays that
 `Topology.from_arrays` takes. A topology never changes after its construction, so threads may share it without locks.
@@ -32,7 +31,9 @@ PERFORMANCE = CORE_PERFORMANCE
 EFFICIENCY = CORE_EFFICIENCY
 
 cdef enum:
-    LARGEST_ID = 2147483647  # sysfs prints all ids of topology files from an int
+    LARGEST_LABEL = 2147483647  # sysfs prints the ids of topology files from an int
+
+_LARGEST_ID = 2**32 - 1  # and those of caches from an unsigned int
 
 # Only this module can name it, so that no half-built object can be made from outside.
 cdef object _FROM_HERE = object()
@@ -125,7 +126,7 @@ cdef Level make_level(object ids, Py_ssize_t n_words):
     return level
 
 
-cdef numbers_of_cpus(object values, str name, Py_ssize_t n_cpus, object mask, Py_ssize_t largest):
+cdef numbers_of_cpus(object values, str name, Py_ssize_t n_cpus, object mask, object largest):
     """Check an argument that gives a number for each CPU; int64, -1 wherever the mask is not set."""
     array = np.asarray(values)
     if array.ndim != 1:
@@ -145,8 +146,8 @@ cdef numbers_of_cpus(object values, str name, Py_ssize_t n_cpus, object mask, Py
 cdef integers(object values, str name):
     numbers = tuple(values)
     for number in numbers:
-        if not isinstance(number, int) or not 0 <= number <= LARGEST_ID:
-            raise ValueError(f"{name}: {number!r} is not an int from 0 to {LARGEST_ID}")
+        if not isinstance(number, int) or not 0 <= number <= LARGEST_LABEL:
+            raise ValueError(f"{name}: {number!r} is not an int from 0 to {LARGEST_LABEL}")
     return tuple(sorted(set(numbers)))
 
 
@@ -170,18 +171,18 @@ cdef class Topology:
     n_words : int
         Words of 64 CPUs in every mask row.
     cores : Level
-        Every online CPU is in exactly one core. The id is the core's lowest CPU, since the kernel's own label (`core_id`)
-        repeats from socket to socket.
+        Every online CPU is in exactly one core. The id is the core's lowest CPU, since the kernel's own label
+        (`core_id`) repeats from socket to socket.
     l3_caches : Level
-        Empty if no L3 is known; a CPU without one (a low-power core) is in no group. The id is the kernel's cache id if every
-        L3 has one and they are unique, else the lowest CPU.
+        Empty if no L3 is known; a CPU without one (of a low-power core) is in no group. The id is the kernel's cache id
+        if every L3 has one and they are unique, else the lowest CPU.
     dies : Level
-        A socket without known dies is one die. The id is the kernel's die id if it is unique in the whole machine, else the
-        lowest CPU; `die_id` has the kernel's label.
+        A socket without known dies is one die. The id is the kernel's die id if every die has one and they are unique
+        in the machine, else the lowest CPU; `die_id` has the kernel's label.
     numa_nodes : Level
-        Nodes with online CPUs; the kernel's ids, which may have gaps.
+        The nodes that have online CPUs; the kernel's ids, which may have gaps.
     sockets : Level
-        The kernel's package id, or the lowest CPU where that is missing or negative.
+        The id is the kernel's package id, or the lowest CPU where that is missing or negative.
     machine : Level
         One group with all online CPUs; id 0.
     core_type : ndarray of uint8, shape (n_cpus,), read-only
@@ -213,9 +214,10 @@ cdef class Topology:
         online : CpuSet
             The CPUs to describe; not empty.
         cores, l3_caches, dies, numa_nodes, sockets : array of int, shape (n,), optional
-            The id of the group of CPU 0, 1, …, equal for CPUs of one group and unique in the level; negative for none. Entries of
-            CPUs that are not online are ignored. May be shorter than the machine (the rest is in no group), not longer. Left
-            out: every CPU is a core, there is no L3, each socket is a die, NUMA node 0 and socket 0 have all CPUs.
+            The id of the group of CPU 0, 1, …: equal for the CPUs of one group, unique in the level, negative for none.
+            Entries of CPUs that are not online are ignored. It may be shorter than the machine (the rest is in no
+            group), not longer. Left out: every CPU is a core, there is no L3, each socket is a die, NUMA node 0 and
+            socket 0 have all CPUs.
         core_type : array of int, shape (n,), optional
             0, 1 or 2; default 0.
         core_id, die_id : array of int, shape (n,), optional
@@ -260,29 +262,28 @@ cdef class Topology:
         is_online[:len(bits)] = bits
         is_online = is_online[:self.n_cpus]
 
-        def groups(values, name, default):
-            return default if values is None else numbers_of_cpus(values, name, self.n_cpus, is_online, LARGEST_ID)
+        def numbers(values, name, default, largest=_LARGEST_ID):
+            return default if values is None else numbers_of_cpus(values, name, self.n_cpus, is_online, largest)
 
         everywhere = np.where(is_online, 0, -1)
         each = np.where(is_online, np.arange(self.n_cpus), -1)
         nowhere = np.full(self.n_cpus, -1)
-        in_cores = groups(cores, "cores", each)
+        in_cores = numbers(cores, "cores", each)
         if (in_cores[is_online] < 0).any():
             raise ValueError(f"cores: CPU {np.flatnonzero(is_online & (in_cores < 0))[0]} is online and has no core")
-        in_sockets = groups(sockets, "sockets", everywhere)
+        in_sockets = numbers(sockets, "sockets", everywhere)
         self.cores = make_level(in_cores, self.n_words)
-        self.l3_caches = make_level(groups(l3_caches, "l3_caches", nowhere), self.n_words)
-        self.dies = make_level(groups(dies, "dies", in_sockets), self.n_words)
-        self.numa_nodes = make_level(groups(numa_nodes, "numa_nodes", everywhere), self.n_words)
+        self.l3_caches = make_level(numbers(l3_caches, "l3_caches", nowhere), self.n_words)
+        self.dies = make_level(numbers(dies, "dies", in_sockets), self.n_words)
+        self.numa_nodes = make_level(numbers(numa_nodes, "numa_nodes", everywhere), self.n_words)
         self.sockets = make_level(in_sockets, self.n_words)
         self.machine = make_level(everywhere, self.n_words)
-
-        types = groups(core_type, "core_type", nowhere)
-        if types.max() > CORE_EFFICIENCY:
-            raise ValueError(f"core_type: {types.max()} is not 0, 1 or 2")
-        self.core_type = read_only(np.maximum(types, CORE_STANDARD).astype(np.uint8).tobytes(), np.uint8, (self.n_cpus,))
-        self.core_id = read_only(groups(core_id, "core_id", nowhere).astype(np.int32).tobytes(), np.int32, (self.n_cpus,))
-        self.die_id = read_only(groups(die_id, "die_id", nowhere).astype(np.int32).tobytes(), np.int32, (self.n_cpus,))
+        types = np.maximum(numbers(core_type, "core_type", nowhere, CORE_EFFICIENCY), CORE_STANDARD)
+        self.core_type = read_only(types.astype(np.uint8).tobytes(), np.uint8, (self.n_cpus,))
+        core_id = numbers(core_id, "core_id", nowhere, LARGEST_LABEL).astype(np.int32)
+        self.core_id = read_only(core_id.tobytes(), np.int32, (self.n_cpus,))
+        die_id = numbers(die_id, "die_id", nowhere, LARGEST_LABEL).astype(np.int32)
+        self.die_id = read_only(die_id.tobytes(), np.int32, (self.n_cpus,))
         self.smt_enabled = len(online) > len(self.cores) if smt_enabled is None else smt_enabled
         self.memory_nodes = integers(memory_nodes, "memory_nodes")
         self.notes = tuple([str(note) for note in notes])
