@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device metadata for containers (KEP-5304): what a claim's devices are, as a file inside the container.
+
+Each request of a claim has a JSON file on the host and a CDI spec of its own that mounts it. Paths, names and the
+file's form are those of Kubernetes' own helper for drivers, so that any reader finds it. The host file's path holds the
+claim's name, not its UID: it is only removed when its content says that it belongs to the claim in question.
+
+Metadata is a courtesy: no failure here stops a claim from being prepared or unprepared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from driver.errors import ClaimError
+from driver.files import read_file, remove_temporary_files, replace_file, sync_folder
+from driver.json_values import expect, quoted
+from driver.logs import fields
+from driver.names import DRIVER_NAME, ClaimUID
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator, Mapping
+    from pathlib import Path
+
+    from driver.ledger import PreparedDevice, Record
+
+_log = logging.getLogger(__name__)
+
+_VERSIONS: Final = ("v1beta1", "v1alpha1")
+_GROUP: Final = "metadata.resource.k8s.io"
+_CONTAINER_FOLDER: Final = "/var/run/kubernetes.io/dra-device-attributes"
+_HOST_FILE: Final = "metadata.json"
+_CDI_KIND: Final = f"{DRIVER_NAME}/metadata"
+_CDI_PREFIX: Final = f"{DRIVER_NAME}_metadata_"
+_ALLOCATED_CPUS: Final = "dra.cpu/allocatedNumCPUs"
+_MOST_ATTRIBUTES: Final = 32
+_LARGEST_FILE: Final = 1 << 20
+_FOLDER_MODE: Final = 0o755
+_LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
+
+
+class MetadataStore:
+    """The metadata files of all claims, and the CDI specs that mount them.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the files are on the host, ``<plugin dir>/dra-device-metadata``; created when it is first needed.
+    cdi_folder : Path
+        The runtime's CDI folder.
+    """
+
+    def __init__(self, folder: Path, cdi_folder: Path) -> None:
+        self._folder = folder
+        self._cdi_folder = cdi_folder
+
+    async def write(self, record: Record, attributes: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
+        """Write the metadata of a claim; what is there already and right stays as it is.
+
+        Parameters
+        ----------
+        record : Record
+            The claim, not an adopted one.
+        attributes : mapping of str to mapping
+            The published attributes of each of its devices that is known here.
+
+        Returns
+        -------
+        dict of str to str
+            The CDI id that mounts the file of each request, by the name that containers use for it. Empty if any of it
+            could not be written; the log says why.
+        """
+        try:
+            return await asyncio.to_thread(self._write, record, attributes)
+        except (ClaimError, OSError, ValueError) as error:
+            _log.warning("the claim gets no device metadata", extra=fields(uid=record.uid, reason=error))
+            return {}
+
+    async def remove(self, uid: ClaimUID, namespace: str, name: str) -> None:
+        """Remove the metadata of a claim, as far as it is there and can be removed.
+
+        Parameters
+        ----------
+        uid : ClaimUID
+            The claim.
+        namespace, name : str
+            Where its files would be; another claim's are left alone.
+        """
+        try:
+            await asyncio.to_thread(self._remove, uid, namespace, name)
+        except (ClaimError, OSError, ValueError) as error:
+            _log.warning("device metadata of a claim is left behind", extra=fields(uid=uid, reason=error))
+
+    async def sweep(self, known: Container[ClaimUID]) -> None:
+        """Remove everything that belongs to no known claim, as a crash may leave it.
+
+        Parameters
+        ----------
+        known : container of ClaimUID
+            The claims whose metadata stays.
+        """
+        try:
+            await asyncio.to_thread(self._sweep, known)
+        except OSError as error:
+            _log.warning("old device metadata is left behind", extra=fields(reason=error))
+
+    def _write(self, record: Record, attributes: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
+        by_request: dict[str, list[PreparedDevice]] = {}
+        for device in record.devices:
+            by_request.setdefault(device.base_request, []).append(device)
+        cdi_ids = {}
+        for request, devices in by_request.items():
+            host_file = self._claim_folder(record.namespace, record.name) / _label("request", request) / _HOST_FILE
+            host_file.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            replace_file(host_file, _encode_metadata(record, devices, attributes))
+            device_name = f"{record.uid}_{request}"
+            self._cdi_folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            cdi_file = self._cdi_folder / f"{_CDI_PREFIX}{device_name}.json"
+            replace_file(cdi_file, _encode_spec(record.uid, device_name, host_file, _container_path(record, request)))
+            cdi_ids[request] = f"{_CDI_KIND}={device_name}"
+        return cdi_ids
+
+    def _remove(self, uid: ClaimUID, namespace: str, name: str) -> None:
+        self._remove_specs(lambda owner: owner == uid)
+        _remove_files(self._claim_folder(namespace, name), lambda owner: owner == uid)
+
+    def _sweep(self, known: Container[ClaimUID]) -> None:
+        remove_temporary_files(self._cdi_folder, lambda name: name.startswith(_CDI_PREFIX))
+        self._remove_specs(lambda owner: owner not in known)
+        for name in _entries(self._folder):
+            for request in _entries(self._folder / name):
+                remove_temporary_files(self._folder / name / request, lambda final_name: final_name == _HOST_FILE)
+            _remove_files(self._folder / name, lambda owner: owner not in known)
+
+    def _remove_specs(self, belongs: Callable[[str | None], bool]) -> None:
+        found = False
+        for name in _entries(self._cdi_folder):
+            if name.startswith(_CDI_PREFIX) and belongs(name.removeprefix(_CDI_PREFIX).partition("_")[0]):
+                with suppress(FileNotFoundError):
+                    os.unlink(self._cdi_folder / name)
+                found = True
+        if found:
+            sync_folder(self._cdi_folder)
+
+    def _claim_folder(self, namespace: str, name: str) -> Path:
+        if not _SUBDOMAIN.fullmatch(name):
+            raise ClaimError(f"claim name {quoted(name)} is no DNS subdomain")
+        return self._folder / f"{_label('namespace', namespace)}_{name}"
+
+
+def _label(what: str, text: str) -> str:
+    if not _LABEL.fullmatch(text):
+        raise ClaimError(f"{what} {quoted(text)} is no DNS label")
+    return text
+
+
+def _container_path(record: Record, request: str) -> str:
+    if record.pod_claim_name:
+        owner = f"resourceclaimtemplates/{_label('pod claim name', record.pod_claim_name)}"
+    else:
+        owner = f"resourceclaims/{record.name}"
+    return f"{_CONTAINER_FOLDER}/{owner}/{request}/{DRIVER_NAME}-metadata.json"
+
+
+def _encode_metadata(
+    record: Record, devices: list[PreparedDevice], attributes: Mapping[str, Mapping[str, object]]
+) -> bytes:
+    """Write the metadata of one request, once in each version, the newest first."""
+    requests: dict[str, list[dict[str, object]]] = {}
+    for device in devices:
+        entry: dict[str, object] = {"driver": DRIVER_NAME, "pool": device.pool, "name": device.device}
+        values = dict(attributes.get(device.device, {}))
+        if device.cpus and len(values) < _MOST_ATTRIBUTES:
+            values[_ALLOCATED_CPUS] = {"int": device.cpus}
+        if values:
+            entry["attributes"] = values
+        requests.setdefault(device.request, []).append(entry)
+    body: dict[str, object] = {
+        "metadata": {"name": record.name, "namespace": record.namespace, "uid": record.uid, "generation": 1}
+    }
+    if record.pod_claim_name:
+        body["podClaimName"] = record.pod_claim_name
+    body["requests"] = [{"name": request, "devices": entries} for request, entries in requests.items()]
+    documents = ({"apiVersion": f"{_GROUP}/{version}", "kind": "DeviceMetadata", **body} for version in _VERSIONS)
+    return "".join(json.dumps(document, indent=2) + "\n" for document in documents).encode()
+
+
+def _encode_spec(uid: ClaimUID, device_name: str, host_file: Path, container_path: str) -> bytes:
+    # The runtime refuses a spec of a lower version than its contents need, and need not know a higher one.
+    version = "0.5.0" if uid[0].isdigit() else "0.3.0"
+    mount = {"hostPath": str(host_file), "containerPath": container_path, "options": ["ro", "bind"]}
+    device = {"name": device_name, "containerEdits": {"mounts": [mount]}}
+    spec = {"cdiVersion": version, "kind": _CDI_KIND, "devices": [device]}
+    # Not ASCII only: an escaped surrogate pair is no YAML, which is what the runtime reads these files as.
+    return json.dumps(spec, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def _remove_files(claim_folder: Path, belongs: Callable[[str | None], bool]) -> None:
+    for request in _entries(claim_folder):
+        host_file = claim_folder / request / _HOST_FILE
+        with suppress(FileNotFoundError):
+            if belongs(_owner(host_file)):
+                os.unlink(host_file)
+        _remove_if_empty(claim_folder / request)
+    _remove_if_empty(claim_folder)
+
+
+def _owner(host_file: Path) -> str | None:
+    """Return the UID in a metadata file, None if it says none."""
+    try:
+        text = read_file(host_file, _LARGEST_FILE).decode()
+        document, _ = json.JSONDecoder().raw_decode(text)
+        metadata = expect(expect(document, dict, "the file").get("metadata"), dict, "metadata")
+        return expect(metadata.get("uid"), str, "metadata.uid")
+    except FileNotFoundError:
+        raise
+    except (ClaimError, OSError, ValueError, RecursionError):
+        return None
+
+
+def _entries(folder: Path) -> Iterator[str]:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        yield from sorted(os.listdir(folder))
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        os.rmdir(folder)

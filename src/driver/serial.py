@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work on one claim, one after the other and to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+
+    from driver.names import ClaimUID
+
+_T = TypeVar("_T")
+
+
+class ClaimLocks:
+    """A lock for each claim that somebody works on; different claims never wait for each other."""
+
+    def __init__(self) -> None:
+        # A lock lives as long as somebody holds it or waits for it: each of them has it in a local variable.
+        self._locks: WeakValueDictionary[ClaimUID, asyncio.Lock] = WeakValueDictionary()
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+    @asynccontextmanager
+    async def hold(self, uid: ClaimUID) -> AsyncIterator[None]:
+        """Hold a claim's lock.
+
+        Parameters
+        ----------
+        uid : ClaimUID
+            The claim.
+        """
+        lock = self._locks.setdefault(uid, asyncio.Lock())
+        async with lock:
+            yield
+
+
+async def uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run something to its end, even if the caller is cancelled meanwhile.
+
+    The caller waits for the end either way, so that whatever lock it holds is held until then; only after that it is
+    cancelled.
+
+    Parameters
+    ----------
+    work : coroutine
+        What must not be left half done. If the caller is cancelled, it alone can report how it failed.
+
+    Returns
+    -------
+    object
+        What the work returns.
+    """
+    task = asyncio.create_task(work)
+    interruption: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as cancelled:
+            interruption = cancelled
+    if interruption is None:
+        return task.result()
+    if not task.cancelled():
+        task.exception()  # asyncio complains about one that nobody has looked at
+    raise interruption
