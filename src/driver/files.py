@@ -58,10 +58,13 @@ def read_file(path: Path, limit: int) -> bytes:
     """
     # O_NONBLOCK: opening must not hang if somebody has put a FIFO there.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", str(path))
-        content = file.read(limit + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(limit + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"Larger than {limit} bytes", str(path))
     return content

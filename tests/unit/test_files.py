@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+import pytest
+
+from driver.files import read_file, remove_file, remove_temporary_files, replace_file
+
+OLD, NEW = b"old content\n", b"new content\n"
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+def test_a_file_is_written_with_its_mode_whatever_the_umask(tmp_path):
+    path = tmp_path / "a.json"
+    before = os.umask(0o077)
+    try:
+        assert replace_file(path, NEW, 0o644) is True
+    finally:
+        os.umask(before)
+    assert path.read_bytes() == NEW
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_content_reaches_the_disk_before_the_name_and_the_name_before_the_return(tmp_path, disk):
+    path = tmp_path / "a.json"
+    replace_file(path, NEW)
+    steps = [(operation, os.path.basename(name)) for operation, name in disk.calls]
+    temporary = next(name for operation, name in steps if operation == "write")
+    assert steps[-5:] == [
+        ("write", temporary),
+        ("fsync", temporary),
+        ("rename", temporary),
+        ("read", tmp_path.name),
+        ("fsync", tmp_path.name),
+    ]
+    assert temporary.startswith(".a.json.")
+    assert temporary.endswith(".tmp")
+
+
+def test_the_same_content_is_not_written_again(tmp_path, disk):
+    path = tmp_path / "a.json"
+    replace_file(path, NEW)
+    inode = path.stat().st_ino
+    disk.calls.clear()
+    assert replace_file(path, NEW) is False
+    assert path.stat().st_ino == inode
+    # An earlier attempt may have failed after its rename, so the folder is synced all the same.
+    assert ("fsync", str(tmp_path)) in disk.calls
+    assert not [call for call in disk.calls if call[0] in ("write", "rename")]
+
+
+def test_content_that_begins_the_same_is_written(tmp_path):
+    path = tmp_path / "a.json"
+    replace_file(path, NEW + b"more")
+    assert replace_file(path, NEW) is True
+    assert path.read_bytes() == NEW
+
+
+@pytest.mark.parametrize("there", [b"", OLD])
+@pytest.mark.parametrize(
+    ("operation", "error"),
+    [
+        ("open", errno.EACCES),
+        ("open", errno.EROFS),
+        ("write", errno.ENOSPC),
+        ("fsync", errno.EIO),
+        ("rename", errno.EIO),
+    ],
+)
+def test_a_failure_before_the_rename_leaves_the_old_state(tmp_path, disk, operation, error, there):
+    path = tmp_path / "a.json"
+    if there:
+        path.write_bytes(there)
+    disk.fail(operation, ".a.json.", error)
+    with pytest.raises(OSError, match=os.strerror(error)):
+        replace_file(path, NEW)
+    assert names(tmp_path) == (["a.json"] if there else [])
+    assert not there or path.read_bytes() == there
+    disk.repair()
+    assert replace_file(path, NEW) is True
+    assert path.read_bytes() == NEW
+
+
+def test_a_failed_sync_of_the_folder_is_made_up_for_by_a_retry(tmp_path, disk):
+    path = tmp_path / "a.json"
+    disk.fail("fsync", tmp_path.name, errno.EIO, times=2)  # the file's own sync comes first
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        replace_file(path, NEW)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        replace_file(path, NEW)
+    assert replace_file(path, NEW) is True
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_a_temporary_file_that_cannot_be_removed_hides_no_error(tmp_path, disk):
+    disk.fail("write", ".a.json.", errno.ENOSPC)
+    disk.fail("unlink", ".a.json.", errno.EIO)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        replace_file(tmp_path / "a.json", NEW)
+    disk.repair()
+    assert len(names(tmp_path)) == 1
+    remove_temporary_files(tmp_path, lambda name: name == "a.json")
+    assert names(tmp_path) == []
+
+
+def test_a_link_is_replaced_not_followed(tmp_path):
+    target = tmp_path / "target"
+    target.write_bytes(OLD)
+    path = tmp_path / "a.json"
+    path.symlink_to(target)
+    replace_file(path, NEW)
+    assert target.read_bytes() == OLD
+    assert not path.is_symlink()
+    assert path.read_bytes() == NEW
+
+
+def test_a_missing_folder_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        replace_file(tmp_path / "missing" / "a.json", NEW)
+
+
+def test_removing(tmp_path, disk):
+    path = tmp_path / "a.json"
+    path.write_bytes(OLD)
+    assert remove_file(path) is True
+    assert disk.calls[-1] == ("fsync", str(tmp_path))
+    assert remove_file(path) is False
+    assert remove_file(tmp_path / "missing" / "a.json") is False
+
+
+@pytest.mark.parametrize(("operation", "part"), [("unlink", "a.json"), ("fsync", "")])
+def test_a_failed_removal_is_an_error_until_it_is_durable(tmp_path, disk, operation, part):
+    path = tmp_path / "a.json"
+    path.write_bytes(OLD)
+    disk.fail(operation, part, errno.EIO, times=2)
+    for _ in range(2):
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            remove_file(path)
+    remove_file(path)
+    assert names(tmp_path) == []
+
+
+def test_reading(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(b"12345")
+    assert read_file(path, 5) == b"12345"
+    with pytest.raises(OSError, match="Larger than 4 bytes"):
+        read_file(path, 4)
+    with pytest.raises(FileNotFoundError):
+        read_file(tmp_path / "missing", 5)
+
+
+def test_only_regular_files_are_read(tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for name in ("folder", "fifo", "link", "endless"):
+        with pytest.raises(OSError, match=name):
+            read_file(tmp_path / name, 10)
+
+
+def test_only_our_own_temporary_files_are_swept(tmp_path):
+    left = [
+        ".b.json.0123abcd.tmp",
+        ".a.json.tmp",
+        "a.json.0123abcd.tmp",
+        ".a.json.0123abcd.tmp2",
+        "spec.123.tmp",
+        ".tmp",
+    ]
+    for name in [*left, ".a.json.0123abcd.tmp", ".a.json.ffffffff.tmp"]:
+        (tmp_path / name).touch()
+    (tmp_path / ".a.json.11111111.tmp").mkdir()  # cannot be unlinked
+    remove_temporary_files(tmp_path, lambda name: name == "a.json")
+    assert names(tmp_path) == sorted([*left, ".a.json.11111111.tmp"])
+    remove_temporary_files(tmp_path / "missing", lambda name: True)
