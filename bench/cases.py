@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import numpy as np
-from rivals import BooleanPool, IntPool, SetPool
 
 from fastcpu import CpuSet
 from fastcpu.pool import CpuPool
+from rivals import BooleanPool, IntPool, SetPool
 
 SIZES = (64, 256, 512, 1024, 4096, 8192)
 KINDS = ("one range", "one range, far end", "eight ranges", "every second CPU")

@@ -14,9 +14,10 @@ import statistics
 import sys
 import timeit
 
+import pytest
+
 import cases
 import instructions
-import pytest
 
 _ROUNDS = 7
 _nanoseconds: dict[tuple[str, int, str], float] = {}

@@ -19,7 +19,7 @@ import cases
 _KERNELS = tuple((kind, n_cpus) for kind in cases.KINDS for n_cpus in (64, 1024, 8192))
 _CALLS = 200
 
-# Cython's names: of the method, with a running number inside, and of the property that the program reads after each kernel.
+# Cython's names: of the method, with a running number inside, and of the property that is read after each kernel.
 _COUNTED = "__pyx_pw_7fastcpu_4pool_7CpuPool_*check"
 _MARK = "__pyx_getprop_7fastcpu_4pool_7CpuPool_taken"
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same check with what a Python programmer would reach for instead: sets, ints as bit masks, NumPy booleans.
 
-Each rival reads the kernel's list syntax (without strides, which the benchmarks do not use), and tells whether the choice
-is online, not reserved, within the demanded groups with the right count in each, and not taken.
+Each rival reads the kernel's list syntax (without strides, which the benchmarks do not use), and tells whether the
+choice is online, not reserved, within the demanded groups with the right count in each, and not taken.
 """
 
 from __future__ import annotations

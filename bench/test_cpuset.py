@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import cases
 import pytest
-import rivals
 
+import cases
+import rivals
 from fastcpu import CpuSet
 
 OPERATIONS = {

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import cases
 import pytest
 
+import cases
 from fastcpu import CpuSet
 from fastcpu.errors import CpuCheckError, CpuListError
 

@@ -1,0 +1,60 @@
+# Everything from a bare machine with python3 (3.11 or later, with venv and headers), gcc and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := $(wildcard src/fastcpu/*.pyx src/fastcpu/*.pxd) CMakeLists.txt
+INSTALL := $(BIN)/pip install --quiet --no-build-isolation
+
+.DEFAULT_GOAL := help
+.PHONY: help dev build demo test lint format bench sanitize package protos clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/dependencies: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/pip install --quiet --group dev
+	touch $@
+
+$(VENV)/installed: $(VENV)/dependencies $(NATIVE)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(INSTALL) --editable .
+	touch $@
+
+dev: $(VENV)/installed ## create .venv with all tools and an editable install
+build: $(VENV)/installed ## compile the extension modules that changed
+
+demo: build ## show the driver at work on a machine in a box
+	$(BIN)/dracpu demo
+
+test: build ## run all tests
+	$(BIN)/python -m pytest
+
+lint: build ## check style, types, stubs, layers and spelling
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest --allowlist tests/typing/stubtest-allowlist.txt fastcpu
+	$(BIN)/lint-imports
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint src/fastcpu
+	$(BIN)/codespell
+
+format: build ## reformat the Python code
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: build ## run the benchmarks; the summary is printed at the end
+	$(BIN)/python -m pytest bench --benchmark-columns=median,iqr,rounds $(BENCH)
+
+sanitize: build ## run the tests of fastcpu, and a fuzzer, with AddressSanitizer and UndefinedBehaviorSanitizer
+	tests/sanitizers/run $(BIN)
+
+package: $(VENV)/dependencies ## build wheel and sdist, install each into an empty environment and try it
+	tests/packaging/run $(BIN)
+
+protos: build ## generate the gRPC stubs
+	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src --grpc_python_out=src src/driver/apis/*.proto
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
