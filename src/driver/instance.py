@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from driver.health import INSTANCE
 from driver.logs import fields
+from driver.sockets import make_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +79,7 @@ class InstanceLock:
         path = self._plugin_dir / LOCK_FILE
         opened: list[int] = []
         try:
-            self._plugin_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+            make_folder(self._plugin_dir)
             opened.append(os.open(self._plugin_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             # O_NONBLOCK: opening must not hang if somebody has put a FIFO there.
             opened.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600))

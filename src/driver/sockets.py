@@ -10,6 +10,8 @@ unlinking a successor's socket.
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import stat
 from contextlib import suppress
@@ -68,7 +70,7 @@ class SocketFile:
                 raise ConfigError(
                     f"{self.path} is not a socket but stands where the driver's socket belongs: remove it"
                 )
-        self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         self._clear_staging()
         self._staging_dir.mkdir(mode=0o700)
 
@@ -121,6 +123,20 @@ class SocketFile:
             self.staged.unlink()
         with suppress(FileNotFoundError):
             self._staging_dir.rmdir()
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those that it is in, with the mode of the kubelet's own, unless they exist.
+
+    Raises
+    ------
+    OSError
+        If that is not possible.
+    """
+    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+        missing.mkdir(mode=0o750, exist_ok=True)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

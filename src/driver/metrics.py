@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver counts and measures, for Prometheus.
+
+Names, kinds and labels are those of dra-driver-cpu where it has them, so that its dashboards and alerts go on
+working; all are part of the published interface. No label's value comes from a claim: a tenant can neither be seen
+here nor make series. What can be asked for at any time, such as how many CPUs are taken, is asked for when
+Prometheus asks.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client.exposition import choose_encoder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from driver.ledger import Ledger
+
+_RESULTS: Final = ("success", "error", "unknown")
+# Prometheus' usual ones, smaller ones because most claims take about a millisecond, and two beyond the ten seconds
+# for which a prepare waits.
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 45.0)
+_CPUS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+class Conditions(Protocol):
+    """What knows whether the driver is ready."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is."""
+
+    def conditions(self) -> Mapping[str, bool]:
+        """Return for each condition whether it holds."""
+
+
+class Metrics:
+    """All metrics of this process.
+
+    Parameters
+    ----------
+    registry : CollectorRegistry, optional
+        Where the driver's own metrics are registered; a private one by default.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        # A second series for each counter, with the time of its creation, is of no use here.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry() if registry is None else registry
+        self._ledger: Ledger | None = None
+        self._health: Conditions | None = None
+
+        self._allocated_cpus = self._gauge("allocated_cpus", "CPUs that claims hold.")
+        self._available_cpus = self._gauge("available_cpus", "CPUs that are online, not reserved and held by no claim.")
+        self._reserved_cpus = self._gauge("reserved_cpus", "CPUs that are reserved, so never given to a claim.")
+        self._active_claims = self._gauge("resource_claims_active", "Claims that hold CPUs.")
+        self._adopted_claims = self._gauge(
+            "adopted_claims", "Claims that hold CPUs only because a CDI spec without a record says so."
+        )
+        self._prepares = self._counter("prepare_claims", "Prepares of a claim.", "result", _RESULTS)
+        self._unprepares = self._counter("unprepare_claims", "Unprepares of a claim.", "result", _RESULTS)
+        self._prepare_seconds = self._histogram(
+            "prepare_claim_duration_seconds", "How long a prepare of a claim took.", _SECONDS
+        )
+        self._unprepare_seconds = self._histogram(
+            "unprepare_claim_duration_seconds", "How long an unprepare of a claim took.", _SECONDS
+        )
+        self._claim_cpus = self._histogram("claim_allocated_cpus", "CPUs of each claim that was given some.", _CPUS)
+        self._broken_files = self._counter(
+            "broken_files", "Files with the driver's state that cannot be used.", "kind", ("record", "cdi")
+        )
+        self._record_mismatches = self._counter(
+            "record_mismatches",
+            "Claims that held, when the driver started, what they would not get today.",
+            "reason",
+            ("offline", "reserved", "device", "overlap"),
+        )
+        self._ready = self._gauge("ready", "Whether the driver is ready: 1 or 0.")
+        self._conditions = self._gauge("condition", "Whether a condition of being ready holds: 1 or 0.", "condition")
+        self._conditions.labels("started")
+        build_info = self._gauge("build_info", "Always 1; the label is the driver's version.", "version")
+        build_info.labels(version("dracpu")).set(1)
+
+    def watch(self, ledger: Ledger, health: Conditions) -> None:
+        """Report from now on also what is held, whether the driver is ready, and the process's use of resources.
+
+        Parameters
+        ----------
+        ledger : Ledger
+            Who holds which CPUs.
+        health : Conditions
+            Whether the driver is ready.
+        """
+        self._ledger = ledger
+        self._health = health
+        ProcessCollector(registry=self._registry)
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Return the metrics in the best format for an ``Accept`` header, and their content type."""
+        self._ask()
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # it stumbles over versions that are no numbers
+            encode, content_type = choose_encoder("")
+        return encode(self._registry), content_type
+
+    def observe_prepare(self, result: str, seconds: float) -> None:
+        """Count a prepare, which ended with ``success``, ``error`` or ``unknown``, and how long it took."""
+        self._prepares.labels(result).inc()
+        self._prepare_seconds.observe(seconds)
+
+    def observe_unprepare(self, result: str, seconds: float) -> None:
+        """Count an unprepare, which ended with ``success``, ``error`` or ``unknown``, and how long it took."""
+        self._unprepares.labels(result).inc()
+        self._unprepare_seconds.observe(seconds)
+
+    def observe_claim_cpus(self, cpus: int) -> None:
+        """Count a claim that was given CPUs, and how many."""
+        self._claim_cpus.observe(cpus)
+
+    def count_broken_file(self, kind: str) -> None:
+        """Count a file that cannot be used, a ``record`` or a ``cdi`` spec."""
+        self._broken_files.labels(kind).inc()
+
+    def count_record_mismatch(self, reason: str) -> None:
+        """Count a record that does not fit: ``offline``, ``reserved``, ``device`` or ``overlap``."""
+        self._record_mismatches.labels(reason).inc()
+
+    def _ask(self) -> None:
+        if self._ledger is not None:
+            pool, records = self._ledger.pool, self._ledger.records
+            self._allocated_cpus.set(len(pool.taken))
+            self._available_cpus.set(len(pool.available))
+            self._reserved_cpus.set(len(pool.reserved))
+            self._active_claims.set(len(records))
+            self._adopted_claims.set(sum(record.adopted for record in records.values()))
+        if self._health is not None:
+            self._ready.set(self._health.ready)
+            for condition, holds in self._health.conditions().items():
+                self._conditions.labels(condition).set(holds)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"dra_cpu_{name}", text, labels, registry=self._registry)
+
+    def _counter(self, name: str, text: str, label: str, values: tuple[str, ...]) -> Counter:
+        # All series exist from the start: an increase from nothing to one cannot be told from no increase.
+        counter = Counter(f"dra_cpu_{name}", text, (label,), registry=self._registry)
+        for value in values:
+            counter.labels(value)
+        return counter
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"dra_cpu_{name}", text, registry=self._registry, buckets=buckets)
