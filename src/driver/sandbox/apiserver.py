@@ -13,9 +13,10 @@ import asyncio
 import socket
 import threading
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import yaml
 from aiohttp import web
@@ -29,6 +30,8 @@ from driver.sandbox.slicerules import SliceRules
 from driver.sandbox.store import ObjectStore
 
 __all__ = ["ApiServer", "Fault"]
+
+_T = TypeVar("_T")
 
 
 class ApiServer:
@@ -171,6 +174,25 @@ class ApiServer:
         """Delete an object in this process; a pod at once, as its kubelet would at the end."""
         namespace = namespace if kind.namespaced else ""
         self.registry.delete(kind, namespace, name, {"gracePeriodSeconds": 0} if kind is PODS else {})
+
+    async def wait_until(self, condition: Callable[[], _T], timeout_s: float = 10.0) -> _T:
+        """Evaluate `condition` now and after every change until it gives something true, and return that.
+
+        Raises
+        ------
+        TimeoutError
+            If it does not become true in time.
+        """
+        changed = asyncio.Event()
+        unsubscribe = self._store.wake_on_change(changed)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (found := condition()):
+                    await changed.wait()
+                    changed.clear()
+                return found
+        finally:
+            unsubscribe()
 
     def compact(self) -> None:
         """Forget the history, so that watches that start from an older version are told that it is gone."""

@@ -7,6 +7,7 @@ watch that asks for it is told so. Objects go in and come out as copies, so nobo
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections import deque
@@ -78,6 +79,15 @@ class ObjectStore:
         with self.lock:
             self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
+
+    def wake_on_change(self, event: asyncio.Event) -> Callable[[], None]:
+        """Set `event` of the running loop after every change, whichever thread makes it; returns what ends this."""
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(event.set)
+
+        return self.subscribe(wake)
 
     def get(self, kind: Kind, namespace: str, name: str) -> JsonObject | None:
         """Return a copy of an object, or None."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
@@ -38,7 +37,7 @@ async def serve_watch(
         raise StatusError(422, "sendInitialEvents requires resourceVersionMatch=NotOlderThan")
     asked = _version(query.get("resourceVersion", ""))
     changed = asyncio.Event()
-    unsubscribe = store.subscribe(_waker(loop, changed))
+    unsubscribe = store.wake_on_change(changed)
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     response.enable_chunked_encoding()
     await response.prepare(request)
@@ -93,13 +92,6 @@ async def serve_watch(
         return response
     finally:
         unsubscribe()
-
-
-def _waker(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> Callable[[], None]:
-    def wake() -> None:
-        loop.call_soon_threadsafe(changed.set)
-
-    return wake
 
 
 def _seconds(text: str | None) -> float:

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one-node cluster: an API server, a kubelet and a machine in one folder, and driver processes beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from driver.config import MAX_SOCKET_PATH_BYTES
+from driver.names import DRIVER_NAME
+from driver.sandbox.apiserver import ApiServer
+from driver.sandbox.apistatus import JsonObject
+from driver.sandbox.driverprocess import DriverProcess
+from driver.sandbox.kinds import DEVICE_CLASSES, NODES, RESOURCE_SLICES
+from driver.sandbox.kubelet import Kubelet
+from driver.sandbox.machine import MachineShape, write_machine
+from driver.sandbox.plugins import KubeletError
+
+# What of a socket's path comes after the box's folder, with room to spare.
+_PATH_RESERVE: Final = 60
+_SHOWN_LOG_LINES: Final = 20
+
+
+class ClusterBox:
+    """Runs everything around the driver; an asynchronous context manager that leaves nothing behind.
+
+    Parameters
+    ----------
+    node_name : str
+        Name of the one node.
+    sysfs_root : Path, optional
+        The machine; by default one is generated.
+    shape : MachineShape, optional
+        The shape of the generated machine.
+    gates : collection of str
+        Feature gates of the API server.
+    wipe_after_s : float
+        How long a driver may be without a connection before the kubelet deletes its slices.
+    say : callable, optional
+        Called with one line for each thing that the kubelet does.
+
+    Attributes
+    ----------
+    folder : Path
+        Holds all of it; short enough for socket paths.
+    api : ApiServer
+    kubelet : Kubelet
+    sysfs_root, cdi_dir, kubeconfig : Path
+    """
+
+    def __init__(
+        self,
+        *,
+        node_name: str = "test-node",
+        sysfs_root: Path | None = None,
+        shape: MachineShape | None = None,
+        gates: Collection[str] = (),
+        wipe_after_s: float = 30.0,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.node_name = node_name
+        self.folder = _short_folder()
+        self.api = ApiServer(gates=gates)
+        self.kubelet = Kubelet(
+            self.folder / "kubelet", wipe_slices=self._wipe_slices, wipe_after_s=wipe_after_s, say=say
+        )
+        self.cdi_dir = self.folder / "cdi"
+        self.kubeconfig = self.folder / "kubeconfig"
+        self.sysfs_root = self.folder / "sys" if sysfs_root is None else sysfs_root
+        self._generated = shape if sysfs_root is not None or shape is not None else MachineShape()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> ClusterBox:
+        async with AsyncExitStack() as stack:
+            stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            if self._generated is not None:
+                write_machine(self.sysfs_root, self._generated)
+            self.cdi_dir.mkdir()
+            await stack.enter_async_context(self.api)
+            self.api.write_kubeconfig(self.kubeconfig)
+            self.api.create(NODES, {"metadata": {"name": self.node_name}})
+            selector = {"cel": {"expression": f'device.driver == "{DRIVER_NAME}"'}}
+            self.api.create(DEVICE_CLASSES, {"metadata": {"name": DRIVER_NAME}, "spec": {"selectors": [selector]}})
+            await stack.enter_async_context(self.kubelet)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def start_driver(
+        self,
+        settings: Mapping[str, object] | None = None,
+        flags: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> DriverProcess:
+        """Start a driver process on this node; it is ended with the box at the latest.
+
+        Parameters
+        ----------
+        settings : mapping of str to object, optional
+            Keys of the configuration file; `allocator: external` and the node's name are added.
+        flags : sequence of str
+            Further flags; the later one of two wins.
+        environment : mapping of str to str, optional
+            Added to the process's environment.
+        """
+        config_path = self.folder / "config.yaml"
+        config = {"allocator": "external", "hostnameOverride": self.node_name, **(settings or {})}
+        config_path.write_text(yaml.safe_dump(config))
+        arguments = [
+            f"--config={config_path}",
+            f"--kubeconfig={self.kubeconfig}",
+            f"--kubelet-root-dir={self.kubelet.root}",
+            f"--cdi-dir={self.cdi_dir}",
+            f"--sysfs-root={self.sysfs_root}",
+            f"--bind-address=127.0.0.1:{free_port()}",
+            "--nri-socket=",
+            *flags,
+        ]
+        process = DriverProcess(arguments, self.folder / "driver.log", environment)
+        await process.start()
+        self._stack.push_async_callback(process.terminate)
+        return process
+
+    async def wait_ready(self, process: DriverProcess, timeout_s: float = 15.0) -> list[JsonObject]:
+        """Wait until a driver is registered and has published, and return its slices.
+
+        Raises
+        ------
+        KubeletError
+            If it ends or does not get there in time; the text has the end of its log.
+        """
+        ended = asyncio.create_task(process.wait(timeout_s))
+        ready = asyncio.gather(self.kubelet.wait_registered(DRIVER_NAME, timeout_s), self.wait_published(timeout_s))
+        try:
+            await asyncio.wait((ended, ready), return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                return ready.result()[1]
+            raise KubeletError(f"the driver ended with status {ended.result()}")
+        except (KubeletError, TimeoutError) as error:
+            tail = "\n".join(process.log.splitlines()[-_SHOWN_LOG_LINES:])
+            raise KubeletError(f"the driver is not ready: {error or 'no slices'}\n{tail}") from error
+        finally:
+            for waiting in (ended, ready):
+                waiting.cancel()
+            await asyncio.gather(ended, ready, return_exceptions=True)
+
+    async def wait_published(self, timeout_s: float = 10.0) -> list[JsonObject]:
+        """Wait until all slices of the driver's pool are there, and return them in order of their names.
+
+        Raises
+        ------
+        TimeoutError
+            If they do not come.
+        """
+        return await self.api.wait_until(self.complete_slices, timeout_s)
+
+    def complete_slices(self) -> list[JsonObject]:
+        """Return the slices of the driver's pool in its latest generation; none if some are missing."""
+        selector = f"spec.driver={DRIVER_NAME},spec.nodeName={self.node_name}"
+        slices = self.api.list(RESOURCE_SLICES, selector)
+        latest = max((piece["spec"]["pool"]["generation"] for piece in slices), default=0)
+        slices = [piece for piece in slices if piece["spec"]["pool"]["generation"] == latest]
+        complete = bool(slices) and len(slices) == slices[0]["spec"]["pool"]["resourceSliceCount"]
+        return slices if complete else []
+
+    def _wipe_slices(self, driver: str | None) -> None:
+        selector = f"spec.nodeName={self.node_name}" + (f",spec.driver={driver}" if driver is not None else "")
+        for piece in self.api.list(RESOURCE_SLICES, selector):
+            self.api.delete(RESOURCE_SLICES, piece["metadata"]["name"])
+
+
+def free_port() -> int:
+    """Return a port of the loopback address on which nothing listens now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _short_folder() -> Path:
+    """Make a folder for sockets: in the usual place for temporary files, unless its path is too long."""
+    usual = tempfile.gettempdir()
+    place = usual if len(usual.encode()) + _PATH_RESERVE < MAX_SOCKET_PATH_BYTES else "/tmp"
+    return Path(tempfile.mkdtemp(prefix="dracpu-", dir=place))
