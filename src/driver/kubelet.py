@@ -213,12 +213,12 @@ class _Endpoint:
         """Open the socket anew if its file is gone; return whether it was done."""
         if self._file.is_ours():
             return False
-        if self._file.is_taken():
-            # Two processes that replace each other's socket for ever would serve nobody.
-            self._complain("another process has put its own socket here")
-            return False
         lost = self._server
         try:
+            if self._file.is_taken():
+                # Two processes that replace each other's socket for ever would serve nobody.
+                self._complain("another process has put its own socket here")
+                return False
             await self._open()
         except (ConfigError, OSError, RuntimeError) as error:
             self._complain(f"the socket file is gone and cannot be made again: {_one_line(error)}")
@@ -374,8 +374,13 @@ async def _answer_each(
 
     async def answer(uid: str, names: set[tuple[str, str]]) -> _Answer:
         try:
-            return await act(_reference(uid, names))
+            reference = _reference(uid, names)
         except ClaimError as error:
+            _log.error("malformed reference to a claim", extra=fields(error=error))
+            return fail(_one_line(error))
+        try:
+            return await act(reference)
+        except ClaimError as error:  # who raised it has logged it
             return fail(_one_line(error))
         except asyncio.CancelledError:
             task = asyncio.current_task()

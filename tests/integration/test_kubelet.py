@@ -351,13 +351,14 @@ async def test_a_uid_under_two_names_is_refused(prepare, preparer):
 @pytest.mark.parametrize(
     "uid", ["", ".", "..", "../../etc/passwd", "-a", "a b", "a\x00b", "a\nb", "é", "a" * 64, "a" * 1_000_000, "a/b"]
 )
-async def test_a_malformed_uid_is_answered_under_itself(uid, prepare, unprepare, preparer):
+async def test_a_malformed_uid_is_answered_under_itself(uid, prepare, unprepare, preparer, caplog):
     answers = await prepare(("ns", "a", uid), ("ns", "fine", "uid-fine"))
     assert set(answers) == {uid, "uid-fine"}
     assert "is malformed: expected 1 to 63 ASCII letters" in answers[uid].error
     assert answers["uid-fine"].error == ""
     assert "is malformed" in (await unprepare(("ns", "a", uid)))[uid]
     assert {call[3] for call in preparer.calls} == {"uid-fine"}
+    assert [record.getMessage() for record in caplog.records] == ["malformed reference to a claim"] * 2
 
 
 @pytest.mark.parametrize(
