@@ -140,7 +140,10 @@ class ClusterBox:
             If it ends or does not get there in time; the text has the end of its log.
         """
         ended = asyncio.create_task(process.wait(timeout_s))
-        ready = asyncio.gather(self.kubelet.wait_registered(DRIVER_NAME, timeout_s), self.wait_published(timeout_s))
+        ready = asyncio.gather(
+            self.kubelet.wait_registered(DRIVER_NAME, timeout_s, since=process.started_at),
+            self.wait_published(timeout_s),
+        )
         try:
             await asyncio.wait((ended, ready), return_when=asyncio.FIRST_COMPLETED)
             if ready.done():

@@ -146,17 +146,27 @@ class Kubelet:
         for memory in (self._plugins, self._identities, self._attempts, self._retries, self._errors, self._wipes):
             memory.clear()
 
-    async def wait_registered(self, driver: str, timeout_s: float = 10.0) -> Plugin:
+    async def wait_registered(self, driver: str, timeout_s: float = 10.0, *, since: float = 0.0) -> Plugin:
         """Wait until a driver is registered and connected, and return its plugin.
+
+        Parameters
+        ----------
+        driver : str
+        timeout_s : float
+        since : float
+            Registrations before this `time.monotonic()` do not count: that of a killed process stays for a while.
 
         Raises
         ------
         KubeletError
             If it does not come in time, with the reason of the latest failure.
         """
-        await self._wait(
-            lambda: driver in self.plugins and self.plugins[driver].connected, timeout_s, f"driver {driver}"
-        )
+
+        def there() -> bool:
+            plugin = self.plugins.get(driver)
+            return plugin is not None and plugin.connected and plugin.registered_at >= since
+
+        await self._wait(there, timeout_s, f"driver {driver}")
         return self.plugins[driver]
 
     async def wait_gone(self, driver: str, timeout_s: float = 10.0) -> None:

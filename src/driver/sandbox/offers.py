@@ -57,8 +57,8 @@ def allocated_claim(
 ) -> JsonObject:
     """Return a claim whose allocation takes some CPUs of one device and names them.
 
-    A scheduler on a real cluster also adds the finalizer ``resource.kubernetes.io/delete-protection`` first, without which
-    a claim can be deleted while it is in use.
+    On a real cluster a scheduler first adds the finalizer ``resource.kubernetes.io/delete-protection``: without it a
+    claim can be deleted while it is in use.
 
     Parameters
     ----------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -61,6 +62,13 @@ class Plugin:
         What the plugin said it serves.
     connection_changed : callable
         Awaited with this plugin when its connection comes or goes.
+
+    Attributes
+    ----------
+    connected : bool
+        Whether the DRA socket is connected now.
+    registered_at : float
+        `time.monotonic()` of the registration.
     """
 
     SERVICES: Final = tuple(_MODULES)
@@ -88,6 +96,7 @@ class Plugin:
         self.service = service
         self.supported_versions = supported_versions
         self.connected = False
+        self.registered_at = time.monotonic()
         self._connection_changed = connection_changed
         self._messages, stubs = _MODULES[service]
         self._channel = grpc.aio.insecure_channel("unix:" + quote(endpoint), self.CHANNEL_OPTIONS)
