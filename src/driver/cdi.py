@@ -209,19 +209,22 @@ def _container_edits(uid: ClaimUID, cpus: CpuSet) -> dict[str, object]:
 
 
 def _load_file(path: Path, loaded: LoadedSpecs) -> None:
+    is_ours = _is_our_name(path.name)
     try:
         spec = expect(json.loads(read_file(path, _LARGEST_SPEC)), dict, "the spec")
         kind = expect(spec.get("kind"), str, "kind")
-        if kind != CDI_KIND and not _is_our_name(path.name):
-            return
-        if kind != CDI_KIND:
+        if kind == CDI_KIND:
+            is_ours = True
+        elif is_ours:
             raise ClaimError(f"kind is {quoted(kind)}; expected {CDI_KIND}")
+        else:
+            return
         devices = expect(spec.get("devices"), list, "devices")
     except FileNotFoundError:
         return
     except (ClaimError, OSError, ValueError, RecursionError) as error:
         # What others put into this folder, and whether it makes sense, is theirs.
-        if _is_our_name(path.name):
+        if is_ours:
             loaded.broken.append(BrokenFile(path=path, reason=str(error)))
         return
     for index, device in enumerate(devices):
