@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,6 +95,18 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
     ):
         watch(operation, name)
     return failing
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
+    """Let other tasks run until something is so."""
+
+    async def wait(condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110, what is waited for tells nobody
+                await asyncio.sleep(0)
+
+    return wait
 
 
 @pytest.fixture
