@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the parts of the node plugin, runs them in one event loop, and takes them down in order.
+
+The order of the start is the order of what may be asked for: first the probes answer, then the machine is described,
+then this process becomes the only one on its folder, then everything that was given out before is held again, and only
+then do the sockets open and is anything published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Final
+
+from driver.allocators import ExternalAllocator
+from driver.cdi import CdiDirectory
+from driver.checkpoint import RecordStore
+from driver.cluster import Cluster
+from driver.devices import DeviceModel, build_devices
+from driver.errors import ConfigError
+from driver.health import INSTANCE, RUNTIME, STARTED, Health
+from driver.instance import InstanceLock
+from driver.kubelet import KubeletPlugin
+from driver.ledger import Ledger
+from driver.logs import fields
+from driver.metadata import MetadataStore
+from driver.metrics import Metrics
+from driver.prepare import Preparer
+from driver.publisher import Publisher
+from driver.retries import delays
+from driver.status import StatusWriter
+from driver.web import WebServer
+from fastcpu import CpuSet, Topology, read_topology
+from fastcpu.errors import TopologyError
+from fastcpu.pcie import read_pcie_roots
+from fastcpu.pool import CpuPool
+
+if TYPE_CHECKING:
+    from driver.config import Config
+
+_log = logging.getLogger(__name__)
+
+_FIRST_RETRY_S: Final = 0.2
+_LONGEST_RETRY_S: Final = 5.0
+
+
+def run(config: Config) -> int:
+    """Run the node plugin until SIGTERM or SIGINT.
+
+    Parameters
+    ----------
+    config : Config
+        The effective configuration.
+
+    Returns
+    -------
+    int
+        The exit status, 0 after a signal.
+
+    Raises
+    ------
+    ConfigError
+        If the configuration cannot work on this machine, whatever is tried again.
+    """
+    return asyncio.run(_run_until_signal(config))
+
+
+async def _run_until_signal(config: Config) -> int:
+    loop = asyncio.get_running_loop()
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    plugin = asyncio.create_task(_serve(config))
+    stop = asyncio.create_task(signals.get())
+    await asyncio.wait((plugin, stop), return_when=asyncio.FIRST_COMPLETED)
+    if not plugin.done():
+        _log.info("stopping", extra=fields(signal=stop.result().name))
+        plugin.cancel()
+    stop.cancel()
+    with suppress(asyncio.CancelledError):
+        await plugin
+    _log.info("stopped")
+    return 0
+
+
+async def _serve(config: Config) -> None:
+    started = time.monotonic()
+    health = Health()
+    health.require(STARTED, "starting")
+    health.require(INSTANCE, "not looked yet whether another instance runs")
+    if not config.nri_socket:
+        _log.warning("enforcement is off: without a runtime connection no container is held to its CPUs")
+        health.set_ok(RUNTIME)
+    metrics = Metrics()
+    topology = _read_machine(config)
+    model = _build_model(config, topology)
+    pool = CpuPool(topology.online, config.reserved_cpus, model.groups)
+    ledger = Ledger(pool)
+    metrics.watch(ledger, health)
+    async with AsyncExitStack() as stack:
+        web = WebServer(config.bind_address, health, metrics, lambda: _status(config, model, ledger))
+        await web.start()
+        stack.push_async_callback(web.stop)
+        cluster = await Cluster.connect(config.kubeconfig)
+        stack.push_async_callback(cluster.close)
+        status = StatusWriter(cluster)
+        stack.push_async_callback(status.close)
+        preparer = Preparer(
+            claims=cluster,
+            allocator=ExternalAllocator(model, pool, config.node_name),
+            model=model,
+            ledger=ledger,
+            records=RecordStore(config.plugin_dir / "claims"),
+            cdi=CdiDirectory(config.cdi_dir),
+            metadata=MetadataStore(config.plugin_dir / "dra-device-metadata", config.cdi_dir),
+            status=status,
+            metrics=metrics,
+        )
+        kubelet = KubeletPlugin(
+            dra_socket=config.dra_socket,
+            registration_socket=config.registration_socket,
+            preparer=preparer,
+            health=health,
+        )
+        publisher = Publisher(cluster, config.node_name, model, health, metrics)
+        instance = InstanceLock(config.plugin_dir, health)
+        await instance.acquire()
+        stack.callback(instance.release)
+        await _restore_patiently(preparer, health)
+        stack.push_async_callback(kubelet.stop)
+        await kubelet.start()
+        health.set_ok(STARTED)
+        _log.info("started", extra=fields(seconds=round(time.monotonic() - started, 3), pid=os.getpid()))
+        await publisher.run()
+
+
+def _read_machine(config: Config) -> Topology:
+    try:
+        topology = read_topology(config.sysfs_root, config.sysfs_overlay)
+    except (TopologyError, OSError) as error:
+        raise ConfigError(f"cannot read the machine from {config.sysfs_root}: {error}") from error
+    _log.info(
+        "machine",
+        extra=fields(
+            online=topology.online,
+            sockets=len(topology.sockets),
+            numa_nodes=len(topology.numa_nodes),
+            l3_caches=len(topology.l3_caches),
+            cores=len(topology.cores),
+            smt=topology.smt_enabled,
+            isolated=topology.isolated,
+        ),
+    )
+    for note in topology.notes:
+        _log.warning("machine is not described as it should be", extra=fields(reason=note))
+    if strangers := config.reserved_cpus - topology.possible:
+        _log.warning("reservedCPUs has CPUs that this machine does not have", extra=fields(cpus=strangers))
+    return topology
+
+
+def _build_model(config: Config, topology: Topology) -> DeviceModel:
+    roots = read_pcie_roots(config.sysfs_root, config.sysfs_overlay) if config.expose_pcie_roots else None
+    model = build_devices(
+        topology,
+        reserved=config.reserved_cpus,
+        group_by=config.group_by,
+        allocator=config.allocator,
+        pcie_roots=roots,
+        node_allocatable_mapping=config.publish_node_allocatable_resource_mapping,
+    )
+    for warning in model.warnings:
+        _log.warning("a device is not published as it should be", extra=fields(reason=warning))
+    for device in model.devices:
+        _log.info("device", extra=fields(device=device.name, cpus=device.cpus, count=len(device.cpus)))
+    if not model.devices:
+        _log.warning("no CPU is left to be given out: reservedCPUs covers all that are online")
+    return model
+
+
+async def _restore_patiently(preparer: Preparer, health: Health) -> None:
+    # Without the records nobody knows which CPUs are free, so nothing may be given out; but whoever repairs the disk
+    # need not restart the driver.
+    for delay in delays(_FIRST_RETRY_S, _LONGEST_RETRY_S):
+        try:
+            return await preparer.restore()
+        except OSError as error:
+            _log.error("cannot read what was prepared before", extra=fields(reason=error, retry_s=round(delay, 2)))
+            health.set_missing(STARTED, f"cannot read what was prepared before: {error}")
+        await asyncio.sleep(delay)
+    raise AssertionError("delays never end")
+
+
+def _status(config: Config, model: DeviceModel, ledger: Ledger) -> dict[str, object]:
+    devices = CpuSet().union(*(device.cpus for device in model.devices))
+    return {
+        "node": config.node_name,
+        "grouped by": model.group_by,
+        "allocator": config.allocator,
+        "enforcement": "on" if config.nri_socket else "off",
+        "devices": len(model.devices),
+        "CPUs in devices": len(devices),
+        "CPUs reserved": len(config.reserved_cpus),
+        "claims": len(ledger.records),
+        "CPUs taken": len(ledger.pool.taken),
+    }
