@@ -197,10 +197,10 @@ class ExternalAllocator:
             owners = [device.name for device in self._model.devices if not device.cpus.isdisjoint(error.outside)]
             where = f"of {_names(owners)}" if owners else "of no device"
             yield f"{_subject(error.outside)} {where}, not of the devices allocated to the request"
-        if len(error.cpus) == wanted and not error.unmanaged and not error.outside:
+        if len(error.cpus) == wanted and not (error.unmanaged or error.reserved or error.outside):
             for group, consumed, chosen in error.miscounted:
                 device = self._model.devices[group].name
-                yield f"{chosen} of them are of {device}, of which the request consumes {consumed}"
+                yield f"{chosen} of its CPUs are of {device}, of which the request consumes {consumed}"
 
     def _offer(self, demands: tuple[_Demand, ...]) -> str:
         devices = [self._model.devices[group] for group in dict.fromkeys(group for group, _ in demands)]
