@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import choose_encoder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from driver.ledger import Ledger
 
@@ -79,6 +79,23 @@ class Metrics:
             "reason",
             ("offline", "reserved", "device", "overlap"),
         )
+        self._left_out = self._gauge(
+            "left_out_attributes",
+            "Devices that lack an attribute because it cannot be published in any form.",
+            "attribute",
+        )
+        self._left_out.labels("dra.cpu/cpuIDs")
+        self._published_slices = self._gauge("published_slices", "ResourceSlices of this node that are in place.")
+        self._published_devices = self._gauge("published_devices", "Devices in these slices.")
+        self._slice_syncs = self._counter(
+            "slice_syncs", "Attempts to bring the ResourceSlices in place.", "result", ("success", "error")
+        )
+        self._slice_writes = self._counter(
+            "slice_writes", "ResourceSlices written.", "operation", ("create", "update", "delete")
+        )
+        self._slice_repairs = self._counter(
+            "slice_repairs", "Times that somebody else had deleted or changed the ResourceSlices."
+        )
         self._ready = self._gauge("ready", "Whether the driver is ready: 1 or 0.")
         self._conditions = self._gauge("condition", "Whether a condition of being ready holds: 1 or 0.", "condition")
         self._conditions.labels("started")
@@ -130,6 +147,28 @@ class Metrics:
         """Count a record that does not fit: ``offline``, ``reserved``, ``device`` or ``overlap``."""
         self._record_mismatches.labels(reason).inc()
 
+    def set_left_out(self, left_out: Mapping[str, Sequence[str]]) -> None:
+        """Say which attributes could not be published, and the devices that lack them."""
+        for attribute, devices in left_out.items():
+            self._left_out.labels(attribute).set(len(devices))
+
+    def count_slice_sync(self, result: str) -> None:
+        """Count an attempt to bring the slices in place, ``success`` or ``error``."""
+        self._slice_syncs.labels(result).inc()
+
+    def count_slice_write(self, operation: str) -> None:
+        """Count a slice that was written: ``create``, ``update`` or ``delete``."""
+        self._slice_writes.labels(operation).inc()
+
+    def count_slice_repair(self) -> None:
+        """Count that the slices were not as they had been left."""
+        self._slice_repairs.inc()
+
+    def set_published(self, slices: int, devices: int) -> None:
+        """Say how many slices and devices are in place."""
+        self._published_slices.set(slices)
+        self._published_devices.set(devices)
+
     def _ask(self) -> None:
         if self._ledger is not None:
             pool, records = self._ledger.pool, self._ledger.records
@@ -146,9 +185,9 @@ class Metrics:
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"dra_cpu_{name}", text, labels, registry=self._registry)
 
-    def _counter(self, name: str, text: str, label: str, values: tuple[str, ...]) -> Counter:
-        # All series exist from the start: an increase from nothing to one cannot be told from no increase.
-        counter = Counter(f"dra_cpu_{name}", text, (label,), registry=self._registry)
+    def _counter(self, name: str, text: str, label: str = "", values: tuple[str, ...] = ()) -> Counter:
+        counter = Counter(f"dra_cpu_{name}", text, (label,) if label else (), registry=self._registry)
+        # All series exist from the start: Prometheus sees no increase in a counter that it first meets at one.
         for value in values:
             counter.labels(value)
         return counter

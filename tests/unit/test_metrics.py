@@ -130,6 +130,22 @@ def test_what_does_not_fit_at_a_start(metrics):
     assert values['dra_cpu_record_mismatches_total{reason="reserved"}'] == 0
 
 
+def test_slices_and_what_is_not_in_them(metrics):
+    metrics.set_left_out({"dra.cpu/smtLayout": ("cpudevnuma000", "cpudevnuma001")})
+    metrics.set_published(2, 130)
+    metrics.count_slice_sync("error")
+    metrics.count_slice_write("update")
+    metrics.count_slice_repair()
+    values = samples(metrics)
+    assert values['dra_cpu_left_out_attributes{attribute="dra.cpu/smtLayout"}'] == 2
+    assert values['dra_cpu_left_out_attributes{attribute="dra.cpu/cpuIDs"}'] == 0
+    assert values["dra_cpu_published_slices"] == 2
+    assert values["dra_cpu_published_devices"] == 130
+    assert values['dra_cpu_slice_syncs_total{result="error"}'] == 1
+    assert values['dra_cpu_slice_writes_total{operation="update"}'] == 1
+    assert values["dra_cpu_slice_repairs_total"] == 1
+
+
 def test_the_process_is_measured_under_the_usual_names(metrics):
     metrics.watch(Ledger(), Health())
     values = samples(metrics)
