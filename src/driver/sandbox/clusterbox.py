@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,14 +17,15 @@ from typing import Final
 import yaml
 
 from driver.config import MAX_SOCKET_PATH_BYTES
-from driver.names import DRIVER_NAME
+from driver.names import CDI_KIND, CPUSET_VARIABLE_PREFIX, DRIVER_NAME
 from driver.sandbox.apiserver import ApiServer
 from driver.sandbox.apistatus import JsonObject
 from driver.sandbox.driverprocess import DriverProcess
 from driver.sandbox.kinds import DEVICE_CLASSES, NODES, RESOURCE_SLICES
 from driver.sandbox.kubelet import Kubelet
 from driver.sandbox.machine import MachineShape, write_machine
-from driver.sandbox.plugins import KubeletError
+from driver.sandbox.plugins import KubeletError, Plugin
+from fastcpu.cpuset import CpuSet
 
 # What of a socket's path comes after the box's folder, with room to spare.
 _PATH_RESERVE: Final = 60
@@ -54,6 +57,8 @@ class ClusterBox:
     api : ApiServer
     kubelet : Kubelet
     sysfs_root, cdi_dir, kubeconfig : Path
+    published_at : float
+        `time.monotonic()` of when `wait_published` last saw all slices.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class ClusterBox:
         self.kubeconfig = self.folder / "kubeconfig"
         self.sysfs_root = self.folder / "sys" if sysfs_root is None else sysfs_root
         self._generated = shape if sysfs_root is not None or shape is not None else MachineShape()
+        self.published_at = 0.0
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> ClusterBox:
@@ -131,8 +137,8 @@ class ClusterBox:
         self._stack.push_async_callback(process.terminate)
         return process
 
-    async def wait_ready(self, process: DriverProcess, timeout_s: float = 15.0) -> list[JsonObject]:
-        """Wait until a driver is registered and has published, and return its slices.
+    async def wait_ready(self, process: DriverProcess, timeout_s: float = 15.0) -> tuple[Plugin, list[JsonObject]]:
+        """Wait until a driver is registered and has published, and return its plugin and its slices.
 
         Raises
         ------
@@ -147,7 +153,7 @@ class ClusterBox:
         try:
             await asyncio.wait((ended, ready), return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
-                return ready.result()[1]
+                return ready.result()
             raise KubeletError(f"the driver ended with status {ended.result()}")
         except (KubeletError, TimeoutError) as error:
             tail = "\n".join(process.log.splitlines()[-_SHOWN_LOG_LINES:])
@@ -165,7 +171,9 @@ class ClusterBox:
         TimeoutError
             If they do not come.
         """
-        return await self.api.wait_until(self.complete_slices, timeout_s)
+        slices = await self.api.wait_until(self.complete_slices, timeout_s)
+        self.published_at = time.monotonic()
+        return slices
 
     def complete_slices(self) -> list[JsonObject]:
         """Return the slices of the driver's pool in its latest generation; none if some are missing."""
@@ -180,6 +188,19 @@ class ClusterBox:
         selector = f"spec.nodeName={self.node_name}" + (f",spec.driver={driver}" if driver is not None else "")
         for piece in self.api.list(RESOURCE_SLICES, selector):
             self.api.delete(RESOURCE_SLICES, piece["metadata"]["name"])
+
+
+def held_cpus(cdi_dir: Path) -> dict[str, CpuSet]:
+    """Return the CPUs of each claim that has a CDI spec, as a container that uses it would be told."""
+    held = {}
+    for path in sorted(cdi_dir.glob("*.json")):
+        spec = json.loads(path.read_text())
+        for device in spec["devices"] if spec["kind"] == CDI_KIND else ():
+            for variable in device["containerEdits"].get("env", ()):
+                name, _, cpus = variable.partition("=")
+                if name.startswith(CPUSET_VARIABLE_PREFIX):
+                    held[name.removeprefix(CPUSET_VARIABLE_PREFIX)] = CpuSet.parse(cpus)
+    return held
 
 
 def free_port() -> int:

@@ -91,7 +91,7 @@ class DriverProcess:
         with suppress(ProcessLookupError):
             self._started.send_signal(number)
 
-    async def wait(self, timeout_s: float = 10.0) -> int:
+    async def wait(self, timeout_s: float | None = 10.0) -> int:
         """Wait for its end and return the exit status.
 
         Raises

@@ -10,10 +10,52 @@ import datetime
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from driver.names import CPU_CAPACITY, DRIVER_NAME, PARAMETERS_VERSION
 from driver.sandbox.apistatus import JsonObject
 from fastcpu.cpuset import CpuSet
+from fastcpu.topology import Topology
+
+_EXAMPLE_CPUS: Final = CpuSet.parse("2-5")
+
+# The specification's example of a fully allocated claim; what depends on the machine is filled in.
+_EXAMPLE: Final = """\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata:
+  name: exclusive-cores-claim
+  namespace: default
+spec:
+  devices:
+    requests:
+    - name: cpu-request-1
+      exactly:
+        deviceClassName: dra.cpu
+        capacity:
+          requests:
+            dra.cpu/cpu: "{count}"
+status:
+  allocation:
+    devices:
+      results:
+      - request: cpu-request-1
+        driver: dra.cpu
+        pool: {pool}
+        device: {device}
+        consumedCapacity:
+          dra.cpu/cpu: "{count}"
+      config:  # Added by external scheduler
+      - source: FromClaim
+        requests:
+        - cpu-request-1
+        opaque:
+          driver: dra.cpu
+          parameters:
+            apiVersion: v1alpha1
+            cpuConfig:
+              cpuset: "{cpuset}"
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +85,21 @@ def read_offers(slices: Iterable[JsonObject]) -> list[Offer]:
             cpus = CpuSet.parse(told.get("string", ""))
             offers.append(Offer(pool=spec["pool"]["name"], device=device["name"], cpus=cpus))
     return offers
+
+
+def default_reserved(topology: Topology) -> CpuSet:
+    """Return the CPUs of the first core, unless the machine has no other."""
+    return topology.cores.cpuset(0) if len(topology.cores) > 1 else CpuSet()
+
+
+def example_cpus(offer: Offer) -> CpuSet:
+    """Return the CPUs of the specification's example if the device has them, else its lowest."""
+    return _EXAMPLE_CPUS if offer.cpus >= _EXAMPLE_CPUS else offer.cpus[: len(_EXAMPLE_CPUS)]
+
+
+def example_claim(offer: Offer, cpus: CpuSet) -> str:
+    """Return the specification's example claim for some CPUs of a device, as YAML."""
+    return _EXAMPLE.format(pool=offer.pool, device=offer.device, count=len(cpus), cpuset=cpus)
 
 
 def allocated_claim(

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo and the box show in a terminal: a map of the machine's CPUs, coloured by who holds them.
+"""What the demo and the box show in a terminal: what happens, and a map of the CPUs coloured by who holds them.
 
 Every holder has a letter as well as a colour, so the map says the same without colours, and all of it fits 80 columns.
 """
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Mapping
 from typing import Final
 
+from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from fastcpu.cpuset import CpuSet
@@ -20,7 +24,54 @@ _RUN_LENGTH: Final = 32
 _FREE: Final = (".", "dim")
 _RESERVED: Final = ("R", "yellow")
 _LETTERS: Final = "ABCDEFGHIJKLMNOPQSTUVWXYZ"
+_EMPHASES: Final = {"prepared": "bold green", "refused": "bold red"}
 _STYLES: Final = ("bold green", "bold cyan", "bold magenta", "bold blue", "bold red")
+
+
+class Story:
+    """Tells a person at a terminal, or whoever reads a file later, what happens; plain text where it is no terminal."""
+
+    def __init__(self) -> None:
+        # Texts from outside may hold what the terminal's encoding cannot say.
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
+        self._console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False, emoji=False)
+        self._steps = 0
+
+    def step(self, what: str) -> None:
+        """Begin a new part."""
+        self._steps += 1
+        self._console.print(Text(f"\n{self._steps}. {what}", "bold"))
+
+    def tell(self, what: str, emphasis: str = "") -> None:
+        """Tell one thing; the word `emphasis` in it stands out."""
+        text = Text(what)
+        if emphasis:
+            text.highlight_words([emphasis], _EMPHASES.get(emphasis, "bold"))
+        self._console.print(Padding.indent(text, 3))
+
+    def quote(self, what: str) -> None:
+        """Tell what somebody else said."""
+        self._console.print(Padding.indent(Text(what, "italic"), 6))
+
+    def measure(self, what: str, value: float, bar: float, unit: str) -> None:
+        """Tell a measured value beside what it should be at most."""
+        verdict = Text("within", "green") if value <= bar else Text("over", "bold red")
+        text = Text(f"{what}: {value:.2f} {unit} (").append_text(verdict).append(f" the bar of {bar:g} {unit})")
+        self._console.print(Padding.indent(text, 3))
+
+    def text(self, text: str) -> None:
+        """Print a text as it is, so that commands and paths in it can be copied."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def show(self, drawing: Text) -> None:
+        """Show a drawing."""
+        self._console.print(drawing, no_wrap=True)
+
+    def complain(self, what: str) -> None:
+        """Tell what is wrong."""
+        self._console.print(Text("\nNOT AS EXPECTED: ", "bold red").append(what, "default"))
 
 
 def machine_map(topology: Topology, reserved: CpuSet, holders: Mapping[str, CpuSet]) -> Text:

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``dracpu demo``: the real driver in a cluster in a box prepares a claim, refuses three, and shows what happened."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import yaml
+
+from driver.names import DRIVER_NAME, ClaimUID, cdi_device_id
+from driver.sandbox.apistatus import JsonObject
+from driver.sandbox.clusterbox import ClusterBox, held_cpus
+from driver.sandbox.driverprocess import DriverProcess
+from driver.sandbox.interruption import run_until_interrupted
+from driver.sandbox.kinds import RESOURCE_CLAIMS
+from driver.sandbox.kubelet import ClaimName
+from driver.sandbox.offers import Offer, allocated_claim, default_reserved, example_claim, example_cpus, read_offers
+from driver.sandbox.plugins import KubeletError
+from driver.sandbox.view import Story, machine_map
+from fastcpu.cpuset import CpuSet
+from fastcpu.errors import TopologyError
+from fastcpu.sysfs import read_topology
+
+if TYPE_CHECKING:
+    from driver.commandline import SandboxOptions
+    from driver.sandbox.plugins import PreparedClaim
+    from fastcpu.topology import Topology
+
+_DIFFERED: Final = 1
+_WRONG_USE: Final = 2
+_BAR_SECONDS: Final = 1.5
+_BAR_MEGABYTES: Final = 90.0
+_STATUS_DEADLINE_S: Final = 5.0
+# The UID of the specification's example.
+_EXAMPLE_UID: Final = "claim-uid-123456"
+_SHOWN_LOG_LINES: Final = 15
+
+
+class UnexpectedError(Exception):
+    """Something did not go as it should have; the text says what differed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Which CPUs the demo asks for, chosen to fit the machine.
+
+    Attributes
+    ----------
+    offer : Offer
+        The device that all claims are allocated from.
+    example : CpuSet
+        For the claim that is prepared.
+    overlapping : CpuSet
+        As many CPUs, some of them the example's.
+    foreign : int
+        A CPU of another device; with one device alone, a CPU that the machine does not have.
+    """
+
+    offer: Offer
+    example: CpuSet
+    overlapping: CpuSet
+    foreign: int
+
+    @classmethod
+    def for_offers(cls, offers: list[Offer], topology: Topology) -> Plan:
+        """Choose the specification's CPUs if the first device that tells its CPUs has them, else its lowest.
+
+        Raises
+        ------
+        UnexpectedError
+            If no device tells its CPUs.
+        """
+        telling = [offer for offer in offers if offer.cpus]
+        if not telling:
+            raise UnexpectedError("no published device tells its CPUs in dra.cpu/cpuIDs or dra.cpu/cpuIDsStrided")
+        offer = telling[0]
+        example = example_cpus(offer)
+        others = offer.cpus - example
+        wanted = [*list(example)[len(example) // 2 :], *others, *example]
+        overlapping = CpuSet(wanted[: len(example)])
+        foreign = telling[1].cpus.first if len(telling) > 1 else max(topology.possible) + 1
+        return cls(offer=offer, example=example, overlapping=overlapping, foreign=foreign)
+
+
+def main(options: SandboxOptions) -> int:
+    """Run the demo.
+
+    Parameters
+    ----------
+    options : SandboxOptions
+
+    Returns
+    -------
+    int
+        0 only if everything went as expected.
+    """
+    story = Story()
+    try:
+        return run_until_interrupted(_run(options, story))
+    except TopologyError as error:
+        story.complain(f"--sysfs-root: {error}")
+        return _WRONG_USE
+
+
+async def _run(options: SandboxOptions, story: Story) -> int:
+    box = ClusterBox(sysfs_root=options.sysfs_root)
+    process: DriverProcess | None = None
+    async with box:
+        topology = read_topology(box.sysfs_root)
+        reserved = default_reserved(topology) if options.reserved_cpus is None else options.reserved_cpus
+        settings = {"groupBy": options.group_by, "reservedCPUs": str(reserved)}
+        story.step("A one-node cluster in a box")
+        story.tell(f"API server {box.api.url}, kubelet in {box.kubelet.root}, node {box.node_name}")
+        story.tell(_described(topology, generated=options.sysfs_root is None))
+        try:
+            process = await box.start_driver(settings)
+            await _Demo(box, process, topology, reserved, story).run()
+        except (UnexpectedError, KubeletError, TimeoutError) as error:
+            story.complain(str(error) or "something took too long")
+            if process is not None:
+                story.tell("the end of the driver's log:")
+                for line in process.log.splitlines()[-_SHOWN_LOG_LINES:]:
+                    story.tell(line)
+            return _DIFFERED
+    story.step("Everything went as expected")
+    return 0
+
+
+class _Demo:
+    """One run of the demo: the steps in their order, each telling what it saw."""
+
+    def __init__(
+        self, box: ClusterBox, process: DriverProcess, topology: Topology, reserved: CpuSet, story: Story
+    ) -> None:
+        self._box = box
+        self._process = process
+        self._topology = topology
+        self._reserved = reserved
+        self._story = story
+
+    async def run(self) -> None:
+        offers = await self._meet_driver()
+        plan = Plan.for_offers(offers, self._topology)
+        example = await self._prepare_example(plan)
+        taken = await self._refuse_three(plan)
+        await self._move_on(example, taken, plan)
+        self._story.step("Who holds which CPUs now")
+        self._story.show(machine_map(self._topology, self._reserved, self._holders()))
+
+    async def _meet_driver(self) -> list[Offer]:
+        box, story = self._box, self._story
+        story.step(f"The driver starts (process {self._process.pid})")
+        plugin, slices = await box.wait_ready(self._process)
+        registered_s = plugin.registered_at - self._process.started_at
+        published_s = box.published_at - self._process.started_at
+        offers = read_offers(slices)
+        story.tell(f"registered with the kubelet after {registered_s:.2f} s, served as {plugin.service}")
+        story.tell(f"its {_counted(len(slices), 'ResourceSlice')} accepted after {published_s:.2f} s:")
+        for offer in offers:
+            story.tell(f"  {offer.device}: {offer.cpus or 'CPUs not told'}")
+        ready_s = max(registered_s, published_s)
+        story.measure("from start to registered and published", ready_s, _BAR_SECONDS, "s")
+        story.measure("memory of the idle driver", self._process.resident_bytes / 10**6, _BAR_MEGABYTES, "MB")
+        if not offers:
+            raise UnexpectedError("the driver published no device")
+        return offers
+
+    async def _prepare_example(self, plan: Plan) -> ClaimName:
+        story = self._story
+        story.step("The specification's claim is prepared")
+        claim = yaml.safe_load(example_claim(plan.offer, plan.example))
+        claim["metadata"]["uid"] = _EXAMPLE_UID
+        name = self._add(claim)
+        answer = await self._prepare(name, plan.example)
+        if answer.error:
+            raise UnexpectedError(f"claim {name.name} was refused: {answer.error}")
+        device, cdi_id = answer.devices[0], cdi_device_id(ClaimUID(name.uid))
+        story.tell(f"device {device.device} of pool {device.pool}, CDI device {', '.join(device.cdi_ids)}")
+        if cdi_id not in device.cdi_ids:
+            raise UnexpectedError(f"the answer has the CDI devices {device.cdi_ids}, expected {cdi_id}")
+        self._expect_held(name, plan.example)
+        data = await self._box.api.wait_until(lambda: self._reported_data(name), _STATUS_DEADLINE_S)
+        story.tell(f"the claim's status.devices says: {data}")
+        return name
+
+    async def _refuse_three(self, plan: Plan) -> ClaimName:
+        story = self._story
+        story.step("Three claims that must be refused")
+        size = len(plan.example)
+        foreign = CpuSet({plan.foreign, *list(plan.example)[1:]})
+        attempts = {
+            "outside-its-device": (foreign, str(plan.foreign)),
+            "taken-already": (plan.overlapping, _EXAMPLE_UID),
+        }
+        if self._reserved & self._topology.online:
+            some = CpuSet({self._reserved.first, *list(plan.example)[1:]})
+            attempts = {"reserved-cpu": (some, "reserved"), **attempts}
+        else:
+            story.tell("(no CPU is reserved on this machine, so the claim for a reserved one is left out)")
+        names = {
+            what: self._add(allocated_claim(what, plan.offer, str(cpus), size)) for what, (cpus, _) in attempts.items()
+        }
+        for what, (cpus, clue) in attempts.items():
+            if what == "taken-already":
+                story.tell("(for CPUs that are taken the driver waits up to 10 s: they may become free)")
+            answer = await self._prepare(names[what], cpus)
+            if not answer.error:
+                raise UnexpectedError(f"claim {what} was prepared with CPUs {cpus}, but it must be refused")
+            story.quote(answer.error)
+            if clue not in answer.error:
+                raise UnexpectedError(f"the refusal of claim {what} does not mention {clue!r}")
+            if names[what].uid in held_cpus(self._box.cdi_dir):
+                raise UnexpectedError(f"claim {what} was refused, but it has a CDI spec")
+        return names["taken-already"]
+
+    async def _move_on(self, example: ClaimName, taken: ClaimName, plan: Plan) -> None:
+        story = self._story
+        story.step("The first claim is unprepared, and the one that wanted its CPUs comes again")
+        error = (await self._box.kubelet.unprepare(DRIVER_NAME, [example]))[example.uid]
+        if error:
+            raise UnexpectedError(f"claim {example.name} cannot be unprepared: {error}")
+        story.tell(f"{example.name}: unprepared")
+        if example.uid in held_cpus(self._box.cdi_dir):
+            raise UnexpectedError(f"claim {example.name} is unprepared, but its CDI spec is still there")
+        answer = await self._prepare(taken, plan.overlapping)
+        if answer.error:
+            raise UnexpectedError(f"claim {taken.name} was refused although its CPUs are free: {answer.error}")
+        self._expect_held(taken, plan.overlapping)
+
+    def _add(self, claim: JsonObject) -> ClaimName:
+        metadata = self._box.api.put(RESOURCE_CLAIMS, claim)["metadata"]
+        return ClaimName(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
+
+    async def _prepare(self, name: ClaimName, cpus: CpuSet) -> PreparedClaim:
+        began = time.perf_counter()
+        answer = (await self._box.kubelet.prepare(DRIVER_NAME, [name]))[name.uid]
+        took = time.perf_counter() - began
+        result = "refused" if answer.error else "prepared"
+        self._story.tell(f"{name.name}, cpuset {cpus}: {result} in {took * 1000:.1f} ms", emphasis=result)
+        return answer
+
+    def _expect_held(self, name: ClaimName, cpus: CpuSet) -> None:
+        held = held_cpus(self._box.cdi_dir).get(name.uid)
+        if held != cpus:
+            raise UnexpectedError(f"the CDI spec of claim {name.name} names CPUs {held}, expected {cpus}")
+        self._story.tell(f"its CDI spec gives the container CPUs {held}")
+
+    def _reported_data(self, name: ClaimName) -> JsonObject | None:
+        claim = self._box.api.get(RESOURCE_CLAIMS, name.name, name.namespace) or {}
+        for device in claim.get("status", {}).get("devices", ()):
+            if device["driver"] == DRIVER_NAME:
+                data: JsonObject = device.get("data")
+                return data
+        return None
+
+    def _holders(self) -> dict[str, CpuSet]:
+        names = {claim["metadata"]["uid"]: claim["metadata"]["name"] for claim in self._box.api.list(RESOURCE_CLAIMS)}
+        return {names.get(uid, uid): cpus for uid, cpus in held_cpus(self._box.cdi_dir).items()}
+
+
+def _described(topology: Topology, *, generated: bool) -> str:
+    parts = [
+        _counted(len(topology.sockets), "socket"),
+        _counted(len(topology.numa_nodes), "NUMA node"),
+        _counted(len(topology.cores), "core"),
+        _counted(len(topology.online), "CPU"),
+    ]
+    return f"{'a generated' if generated else 'the'} machine: {', '.join(parts)}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
