@@ -274,8 +274,6 @@ def warnings(config: Config, flags: Mapping[str, str | bool]) -> list[str]:
             "groupBy machine is less preferred than the other levels: one device for the whole machine gives the "
             "scheduler no topology boundary"
         )
-    if not config.nri_socket:
-        found.append("--nri-socket is empty: no runtime is asked to hold containers to their CPUs, nothing is enforced")
     return found
 
 
