@@ -173,8 +173,8 @@ def plan_writes(pool: Pool, stored: Iterable[JsonObject], accepted: Mapping[int,
     """
     ours = [slice_ for slice_ in stored if _is_of(pool.node_name, slice_)]
     of_pool = [slice_ for slice_ in ours if _pool_of(slice_).get("name") == pool.node_name]
-    generation = max((_generation(slice_) for slice_ in of_pool), default=0)
-    exhausted = generation >= _MAX_GENERATION
+    # Nothing can outdo the last generation. A slice that has it is deleted, and plays no part if it cannot be.
+    generation = max((n for n in map(_generation, of_pool) if n < _MAX_GENERATION), default=0)
 
     current: dict[int, JsonObject] = {}
     delete: list[JsonObject] = []
@@ -186,7 +186,7 @@ def plan_writes(pool: Pool, stored: Iterable[JsonObject], accepted: Mapping[int,
             outdone = outdone or newest
             continue
         index = _index(pool, slice_)
-        if not newest or exhausted or index is None or index in current:
+        if not newest or index is None or index in current:
             delete.append(slice_)
         else:
             current[index] = slice_
@@ -197,8 +197,6 @@ def plan_writes(pool: Pool, stored: Iterable[JsonObject], accepted: Mapping[int,
         if not same(accepted.get(index) or pool.content(index), content_of(slice_))
     ]
     missing = [index for index in range(len(pool.chunks)) if index not in current]
-    if exhausted:
-        generation = 0
     if missing or outdone or len(changed) > 1:
         generation += 1
         changed = sorted(current)
