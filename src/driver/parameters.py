@@ -12,7 +12,7 @@ text is only bounded; `fastcpu` reads it where it is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -149,27 +149,24 @@ def json_size_exceeds(raw: object, limit: int) -> bool:
 
     The cost is bounded by the limit, not by the value, and no depth of nesting matters.
     """
-    size = 0
-    pending = [raw]
+    size = 1
+    pending: list[Iterable[object]] = [(raw,)]
     while pending:
-        value = pending.pop()
-        if isinstance(value, str):
-            size += 2 + _utf8_size(value, limit)
-        elif isinstance(value, dict):
-            size += max(2, 4 * len(value) + 1)
+        for value in pending.pop():
+            # One byte of each value is counted with what it is in.
+            if type(value) is str:
+                size += 1 + _utf8_size(value, limit)
+            elif type(value) is list:
+                size += 2 * len(value)
+                if size <= limit:
+                    pending.append(value)
+            elif type(value) is dict:
+                size += 5 * len(value)
+                if size <= limit:
+                    size += sum(_utf8_size(key, limit) for key in value)
+                    pending.append(value.values())
             if size > limit:
                 return True
-            size += sum(_utf8_size(key, limit) for key in value)
-            pending.extend(value.values())
-        elif isinstance(value, list):
-            size += max(2, len(value) + 1)
-            if size > limit:
-                return True
-            pending.extend(value)
-        else:
-            size += 1
-        if size > limit:
-            return True
     return False
 
 
