@@ -73,11 +73,6 @@ class Device:
     attributes: Mapping[str, Mapping[str, object]]
     maps_node_allocatable: bool
 
-    @property
-    def has_list_attributes(self) -> bool:
-        """Whether an attribute is a list, which the API server has a gate and a smaller slice for."""
-        return any(isinstance(value, list) for attribute in self.attributes.values() for value in attribute.values())
-
     def to_api(self) -> dict[str, object]:
         """Return the device as an item of a ResourceSlice's ``spec.devices``."""
         count = str(len(self.cpus))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver.devices import LARGEST_VALUE_COUNT, DeviceModel, build_devices
+from driver.devices import LARGEST_VALUE_COUNT, Device, DeviceModel, build_devices
 from driver.quantity import parse_quantity
 from driver.smt_layout import smt_layout
 from fastcpu import CpuSet
@@ -62,6 +62,10 @@ def built(
         pcie_roots=pcie_roots,
         node_allocatable_mapping=node_allocatable_mapping,
     )
+
+
+def has_pcie_roots(device: Device) -> bool:
+    return "resource.kubernetes.io/pcieRoot" in device.attributes
 
 
 def names(model: DeviceModel) -> list[str]:
@@ -335,23 +339,23 @@ def test_pcie_roots_are_those_of_all_the_groups_cpus() -> None:
     model = built(machine(), pcie_roots=roots)
     listed = [device.attributes.get("resource.kubernetes.io/pcieRoot") for device in model.devices]
     assert listed == [{"strings": ["pci0000:00", "pci0000:20", "pci0000:40"]}, {"strings": ["pci0000:60"]}, None, None]
-    assert [device.has_list_attributes for device in model.devices] == [True, True, False, False]
+    assert [has_pcie_roots(device) for device in model.devices] == [True, True, False, False]
 
 
 def test_reserved_cpus_have_no_part_in_pcie_roots() -> None:
     model = built(machine(), reserved=CpuSet([0]), pcie_roots={0: ["pci0000:00"]})
-    assert not model.devices[0].has_list_attributes
+    assert not has_pcie_roots(model.devices[0])
 
 
 def test_the_model_without_list_attributes_is_otherwise_the_same() -> None:
     model = built(machine(), pcie_roots={cpu: ["pci0000:00"] for cpu in range(16)})
     plain = model.without_list_attributes()
-    assert not any(device.has_list_attributes for device in plain.devices)
+    assert not any(has_pcie_roots(device) for device in plain.devices)
     assert plain.by_name == {device.name: device for device in plain.devices}
     expected = built(machine(), pcie_roots=None)
     assert plain.devices == expected.devices
     assert (plain.groups == model.groups).all()
-    assert all(device.has_list_attributes for device in model.devices)
+    assert all(has_pcie_roots(device) for device in model.devices)
 
 
 def test_as_many_pcie_roots_as_fit_are_published_and_more_leave_the_attribute_out() -> None:
@@ -361,7 +365,7 @@ def test_as_many_pcie_roots_as_fit_are_published_and_more_leave_the_attribute_ou
     assert len(fitting.devices[0].attributes["resource.kubernetes.io/pcieRoot"]["strings"]) == room  # type: ignore[arg-type]
     assert fitting.warnings == ()
     model = built(machine(), pcie_roots={cpu: [f"pci{number:04}:00" for number in range(room + 1)] for cpu in (0, 2)})
-    assert not any(device.has_list_attributes for device in model.devices)
+    assert not any(has_pcie_roots(device) for device in model.devices)
     assert model.left_out == {"resource.kubernetes.io/pcieRoot": ("cpudevnuma000", "cpudevnuma001")}
     assert model.warnings == (
         "attribute resource.kubernetes.io/pcieRoot is left out of cpudevnuma000, cpudevnuma001: "
@@ -371,9 +375,9 @@ def test_as_many_pcie_roots_as_fit_are_published_and_more_leave_the_attribute_ou
 
 def test_a_pcie_root_with_too_long_a_name_leaves_the_attribute_out() -> None:
     model = built(machine(), pcie_roots={0: ["pci0000:00", "p" * 65]})
-    assert not model.devices[0].has_list_attributes
+    assert not has_pcie_roots(model.devices[0])
     assert "is longer than the 64 bytes of a string" in model.warnings[0]
-    assert built(machine(), pcie_roots={0: ["p" * 64]}).devices[0].has_list_attributes
+    assert has_pcie_roots(built(machine(), pcie_roots={0: ["p" * 64]}).devices[0])
 
 
 # Strings of at most 64 bytes.
