@@ -7,6 +7,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Final
 
+from driver.names import DRIVER_NAME
 from driver.sandbox.clusterbox import ClusterBox
 from driver.sandbox.interruption import run_until_interrupted
 from driver.sandbox.offers import default_reserved, example_claim, example_cpus, read_offers
@@ -29,24 +30,26 @@ kubectl and every client of the Kubernetes API can use the kubeconfig:
 
   export KUBECONFIG={kubeconfig}
 
-A claim of your own: create it, then write its allocation as an external scheduler would, and let a pod on
-node {node} use it. The box's kubelet then has it prepared; deleting the pod unprepares it. There is an example
-of both for this machine:
+A claim of your own: create it, write its allocation as an external scheduler
+would, and let a pod on node {node} use it: the box's kubelet then has it
+prepared. Deleting the pod unprepares it. There is an example for this machine:
 
   kubectl create -f {folder}/claim.yaml
   kubectl replace --subresource=status -f {folder}/claim.yaml
   kubectl create -f {folder}/pod.yaml
-  kubectl get resourceclaim exclusive-cores-claim -o yaml   # status.devices: the CPUs
-  kubectl describe pod exclusive-cores                      # events: what the driver said
+  kubectl get resourceclaim exclusive-cores-claim -o yaml  # status.devices: CPUs
+  kubectl describe pod exclusive-cores   # its events tell what the driver said
   kubectl delete pod exclusive-cores
 
-What failed is tried again every {retry:g} s. There are no containers, no scheduler and no claim templates; bind pods with
-spec.nodeName or the pods/binding subresource. The sockets speak the real protocols:
+What failed is tried again every {retry:g} s. There are no containers, no scheduler and
+no claim templates: bind pods by spec.nodeName or by pods/binding. The driver's
+sockets are real, its log and its CDI specs are files:
 
   {dra_socket}
   {registration_socket}
+  {log}
+  {cdi}
 
-The driver's log is {log}, its CDI specs are in {cdi}.
 Ctrl-C ends everything and removes the folder.
 """
 
@@ -90,7 +93,7 @@ async def _run(options: SandboxOptions, story: Story) -> int:
                 folder=box.folder,
                 retry=_RETRY_S,
                 dra_socket=plugin.endpoint,
-                registration_socket=box.kubelet.registry_dir,
+                registration_socket=box.kubelet.registry_dir / f"{DRIVER_NAME}-reg.sock",
                 log=process.log_path,
                 cdi=box.cdi_dir,
             )

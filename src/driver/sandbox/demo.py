@@ -36,6 +36,7 @@ _STATUS_DEADLINE_S: Final = 5.0
 # The UID of the specification's example.
 _EXAMPLE_UID: Final = "claim-uid-123456"
 _SHOWN_LOG_LINES: Final = 15
+_SHOWN_DEVICES: Final = 16
 
 
 class UnexpectedError(Exception):
@@ -49,23 +50,27 @@ class Plan:
     Attributes
     ----------
     offer : Offer
-        The device that all claims are allocated from.
+        The device that the claims are allocated from.
     example : CpuSet
         For the claim that is prepared.
     overlapping : CpuSet
         As many CPUs, some of them the example's.
-    foreign : int
-        A CPU of another device; with one device alone, a CPU that the machine does not have.
+    foreign, reserved : CpuSet
+        CPUs among which one is of no use: not of the device, or reserved. The latter is empty if none is reserved.
+    neighbour : tuple of Offer and CpuSet, or None
+        Half of the last device for a second claim, if there is another device.
     """
 
     offer: Offer
     example: CpuSet
     overlapping: CpuSet
-    foreign: int
+    foreign: CpuSet
+    reserved: CpuSet
+    neighbour: tuple[Offer, CpuSet] | None
 
     @classmethod
-    def for_offers(cls, offers: list[Offer], topology: Topology) -> Plan:
-        """Choose the specification's CPUs if the first device that tells its CPUs has them, else its lowest.
+    def for_offers(cls, offers: list[Offer], topology: Topology, reserved: CpuSet) -> Plan:
+        """Choose CPUs of the first device that tells its CPUs.
 
         Raises
         ------
@@ -75,13 +80,21 @@ class Plan:
         telling = [offer for offer in offers if offer.cpus]
         if not telling:
             raise UnexpectedError("no published device tells its CPUs in dra.cpu/cpuIDs or dra.cpu/cpuIDsStrided")
-        offer = telling[0]
+        offer, last = telling[0], telling[-1]
         example = example_cpus(offer)
+        upper_half = list(example)[len(example) // 2 :]
         others = offer.cpus - example
-        wanted = [*list(example)[len(example) // 2 :], *others, *example]
-        overlapping = CpuSet(wanted[: len(example)])
-        foreign = telling[1].cpus.first if len(telling) > 1 else max(topology.possible) + 1
-        return cls(offer=offer, example=example, overlapping=overlapping, foreign=foreign)
+        above = [cpu for cpu in others if cpu > upper_half[-1]]
+        useless = max(last.cpus) if last is not offer else max(topology.possible) + 1
+        reserved_here = reserved & topology.online
+        return cls(
+            offer=offer,
+            example=example,
+            overlapping=CpuSet([*upper_half, *above, *others, *example][: len(example)]),
+            foreign=others[:1] | {useless},
+            reserved=reserved_here[:1] | others[:1] if reserved_here else CpuSet(),
+            neighbour=(last, last.cpus[: (len(last.cpus) + 1) // 2]) if last is not offer else None,
+        )
 
 
 def main(options: SandboxOptions) -> int:
@@ -124,7 +137,7 @@ async def _run(options: SandboxOptions, story: Story) -> int:
                 for line in process.log.splitlines()[-_SHOWN_LOG_LINES:]:
                     story.tell(line)
             return _DIFFERED
-    story.step("Everything went as expected")
+    story.conclude("Everything went as expected.")
     return 0
 
 
@@ -142,10 +155,10 @@ class _Demo:
 
     async def run(self) -> None:
         offers = await self._meet_driver()
-        plan = Plan.for_offers(offers, self._topology)
+        plan = Plan.for_offers(offers, self._topology, self._reserved)
         example = await self._prepare_example(plan)
-        taken = await self._refuse_three(plan)
-        await self._move_on(example, taken, plan)
+        latecomer = await self._refuse_three(plan)
+        await self._move_on(example, latecomer, plan)
         self._story.step("Who holds which CPUs now")
         self._story.show(machine_map(self._topology, self._reserved, self._holders()))
 
@@ -157,9 +170,11 @@ class _Demo:
         published_s = box.published_at - self._process.started_at
         offers = read_offers(slices)
         story.tell(f"registered with the kubelet after {registered_s:.2f} s, served as {plugin.service}")
-        story.tell(f"its {_counted(len(slices), 'ResourceSlice')} accepted after {published_s:.2f} s:")
-        for offer in offers:
+        story.tell(f"{_counted(len(slices), 'ResourceSlice')} accepted after {published_s:.2f} s:")
+        for offer in offers[:_SHOWN_DEVICES]:
             story.tell(f"  {offer.device}: {offer.cpus or 'CPUs not told'}")
+        if len(offers) > _SHOWN_DEVICES:
+            story.tell(f"  and {_counted(len(offers) - _SHOWN_DEVICES, 'more device')}")
         ready_s = max(registered_s, published_s)
         story.measure("from start to registered and published", ready_s, _BAR_SECONDS, "s")
         story.measure("memory of the idle driver", self._process.resident_bytes / 10**6, _BAR_MEGABYTES, "MB")
@@ -169,7 +184,7 @@ class _Demo:
 
     async def _prepare_example(self, plan: Plan) -> ClaimName:
         story = self._story
-        story.step("The specification's claim is prepared")
+        story.step("Claims are prepared, the specification's example first")
         claim = yaml.safe_load(example_claim(plan.offer, plan.example))
         claim["metadata"]["uid"] = _EXAMPLE_UID
         name = self._add(claim)
@@ -177,33 +192,38 @@ class _Demo:
         if answer.error:
             raise UnexpectedError(f"claim {name.name} was refused: {answer.error}")
         device, cdi_id = answer.devices[0], cdi_device_id(ClaimUID(name.uid))
-        story.tell(f"device {device.device} of pool {device.pool}, CDI device {', '.join(device.cdi_ids)}")
+        story.tell(f"device {device.device} of pool {device.pool}, with the CDI devices")
+        for known_id in device.cdi_ids:
+            story.tell(f"  {known_id}")
         if cdi_id not in device.cdi_ids:
             raise UnexpectedError(f"the answer has the CDI devices {device.cdi_ids}, expected {cdi_id}")
         self._expect_held(name, plan.example)
         data = await self._box.api.wait_until(lambda: self._reported_data(name), _STATUS_DEADLINE_S)
         story.tell(f"the claim's status.devices says: {data}")
+        if plan.neighbour is not None:
+            offer, cpus = plan.neighbour
+            neighbour = self._add(allocated_claim("neighbour", offer, str(cpus), len(cpus)))
+            answer = await self._prepare(neighbour, cpus)
+            if answer.error:
+                raise UnexpectedError(f"claim {neighbour.name} was refused: {answer.error}")
+            self._expect_held(neighbour, cpus)
         return name
 
     async def _refuse_three(self, plan: Plan) -> ClaimName:
         story = self._story
         story.step("Three claims that must be refused")
-        size = len(plan.example)
-        foreign = CpuSet({plan.foreign, *list(plan.example)[1:]})
         attempts = {
-            "outside-its-device": (foreign, str(plan.foreign)),
-            "taken-already": (plan.overlapping, _EXAMPLE_UID),
+            "reserved-cpu": (plan.reserved, "reserved"),
+            "outside-its-device": (plan.foreign, str(max(plan.foreign))),
+            "latecomer": (plan.overlapping, _EXAMPLE_UID),
         }
-        if self._reserved & self._topology.online:
-            some = CpuSet({self._reserved.first, *list(plan.example)[1:]})
-            attempts = {"reserved-cpu": (some, "reserved"), **attempts}
-        else:
+        if not plan.reserved:
             story.tell("(no CPU is reserved on this machine, so the claim for a reserved one is left out)")
-        names = {
-            what: self._add(allocated_claim(what, plan.offer, str(cpus), size)) for what, (cpus, _) in attempts.items()
-        }
+            del attempts["reserved-cpu"]
+        names = {}
         for what, (cpus, clue) in attempts.items():
-            if what == "taken-already":
+            names[what] = self._add(allocated_claim(what, plan.offer, str(cpus), len(cpus)))
+            if what == "latecomer":
                 story.tell("(for CPUs that are taken the driver waits up to 10 s: they may become free)")
             answer = await self._prepare(names[what], cpus)
             if not answer.error:
@@ -213,9 +233,9 @@ class _Demo:
                 raise UnexpectedError(f"the refusal of claim {what} does not mention {clue!r}")
             if names[what].uid in held_cpus(self._box.cdi_dir):
                 raise UnexpectedError(f"claim {what} was refused, but it has a CDI spec")
-        return names["taken-already"]
+        return names["latecomer"]
 
-    async def _move_on(self, example: ClaimName, taken: ClaimName, plan: Plan) -> None:
+    async def _move_on(self, example: ClaimName, latecomer: ClaimName, plan: Plan) -> None:
         story = self._story
         story.step("The first claim is unprepared, and the one that wanted its CPUs comes again")
         error = (await self._box.kubelet.unprepare(DRIVER_NAME, [example]))[example.uid]
@@ -224,10 +244,10 @@ class _Demo:
         story.tell(f"{example.name}: unprepared")
         if example.uid in held_cpus(self._box.cdi_dir):
             raise UnexpectedError(f"claim {example.name} is unprepared, but its CDI spec is still there")
-        answer = await self._prepare(taken, plan.overlapping)
+        answer = await self._prepare(latecomer, plan.overlapping)
         if answer.error:
-            raise UnexpectedError(f"claim {taken.name} was refused although its CPUs are free: {answer.error}")
-        self._expect_held(taken, plan.overlapping)
+            raise UnexpectedError(f"claim {latecomer.name} was refused although its CPUs are free: {answer.error}")
+        self._expect_held(latecomer, plan.overlapping)
 
     def _add(self, claim: JsonObject) -> ClaimName:
         metadata = self._box.api.put(RESOURCE_CLAIMS, claim)["metadata"]

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from fastcpu.cpuset import CpuSet
@@ -49,17 +48,21 @@ class Story:
         text = Text(what)
         if emphasis:
             text.highlight_words([emphasis], _EMPHASES.get(emphasis, "bold"))
-        self._console.print(Padding.indent(text, 3))
+        self._indented(text, 3)
 
     def quote(self, what: str) -> None:
         """Tell what somebody else said."""
-        self._console.print(Padding.indent(Text(what, "italic"), 6))
+        self._indented(Text(what, "italic"), 6)
 
     def measure(self, what: str, value: float, bar: float, unit: str) -> None:
         """Tell a measured value beside what it should be at most."""
         verdict = Text("within", "green") if value <= bar else Text("over", "bold red")
         text = Text(f"{what}: {value:.2f} {unit} (").append_text(verdict).append(f" the bar of {bar:g} {unit})")
-        self._console.print(Padding.indent(text, 3))
+        self._indented(text, 3)
+
+    def conclude(self, what: str) -> None:
+        """Tell how it ended."""
+        self._console.print(Text(f"\n{what}", "bold green"))
 
     def text(self, text: str) -> None:
         """Print a text as it is, so that commands and paths in it can be copied."""
@@ -72,6 +75,12 @@ class Story:
     def complain(self, what: str) -> None:
         """Tell what is wrong."""
         self._console.print(Text("\nNOT AS EXPECTED: ", "bold red").append(what, "default"))
+
+    def _indented(self, text: Text, columns: int) -> None:
+        # The console's own indentation would fill up each line with blanks.
+        for line in text.wrap(self._console, self._console.width - columns):
+            line.rstrip()
+            self._console.print(Text(" " * columns).append_text(line))
 
 
 def machine_map(topology: Topology, reserved: CpuSet, holders: Mapping[str, CpuSet]) -> Text:
