@@ -350,7 +350,7 @@ class _MachineReader:
         caches = f"{CPU_FOLDER}/cpu{cpu}/cache"
         if self._is_l3(f"{caches}/{self._l3_folder}"):
             return f"{caches}/{self._l3_folder}"
-        for name in self._reader.tree.entries(caches):
+        for name in sorted(self._reader.tree.entries(caches)):
             if _CACHE_NAME.fullmatch(name) and name != self._l3_folder and self._is_l3(f"{caches}/{name}"):
                 self._l3_folder = name
                 return f"{caches}/{name}"

@@ -63,12 +63,15 @@ class SysfsReader:
             self._notes_left_out += 1
 
     def text(self, path: str) -> str | None:
-        """Return the text of a file without white space around it, or None if it cannot be read."""
+        """Return the text of a file without white space around it, or None if it cannot be read.
+
+        A text longer than ``MAX_FILE_SIZE`` comes as it is: it means nothing, and must not be made shorter.
+        """
         text = self.tree.read(path)
-        if text is None:
-            return None
-        # Linux 5.15 to 6.2 hand out the zero byte behind the end of a list or mask, too.
-        return text.rstrip("\0").strip(_WHITE_SPACE)
+        if text is None or len(text) > MAX_FILE_SIZE:
+            return text
+        # Some kernels from Linux 5.15 on hand out the zero byte behind the end of a list or mask, too.
+        return text.removesuffix("\0").strip(_WHITE_SPACE)
 
     def number(self, path: str, largest: int = LARGEST_ID) -> int | None:
         """Return the number in a file; None if it is absent, negative (the kernel's "unknown") or too large."""
@@ -101,7 +104,7 @@ class SysfsReader:
         folder : str
             Where the files are.
         names : iterable of str
-            What they are called; names that do not end in ``list`` are masks.
+            What they are called; lists have ``list`` in their names, masks have not.
         cpu : int, optional
             The CPU whose files these are; one that does not name it means nothing.
 
@@ -111,7 +114,7 @@ class SysfsReader:
         """
         for name in names:
             path = f"{folder}/{name}"
-            cpus = self.cpus(path) if name.endswith("list") else self._mask(path)
+            cpus = self.cpus(path) if "list" in name else self._mask(path)
             if cpus is None:
                 continue
             if cpu is None or cpu in cpus:

@@ -116,13 +116,15 @@ def test_no_machine():
         ("0,\0,1", "a list of CPUs below 8192"),
         ("0-٣", "a list of CPUs below 8192"),
         ("0," * 40_000 + "0", "a list of CPUs below 8192"),
+        (" " * 70_000 + "0", "a list of CPUs below 8192"),
+        ("0\0\0", "a list of CPUs below 8192"),
     ],
 )
 def test_unknown_online_cpus(text, expected):
     with pytest.raises(TopologyError) as caught:
         read({f"{CPU}/online": text, f"{CPU}/cpu0/online": "1"})
     assert (caught.value.path, caught.value.expected) == (f"{CPU}/online", expected)
-    assert caught.value.value == text.strip()
+    assert caught.value.value.strip() == text.removesuffix("\0").strip()
     assert len(str(caught.value)) < 250
 
 
@@ -515,7 +517,7 @@ def test_garbage_in_some_files(data, name):
         check(topology)
         return
     assert error.path == f"{CPU}/online"
-    assert texts[error.path].rstrip("\0").strip(" \t\n\r\v\f") == error.value
+    assert error.value in texts[error.path]
     assert len(str(error)) < 1000
 
 
