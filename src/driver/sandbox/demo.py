@@ -91,7 +91,7 @@ class Plan:
             offer=offer,
             example=example,
             overlapping=CpuSet([*upper_half, *above, *others, *example][: len(example)]),
-            foreign=others[:1] | {useless},
+            foreign=others[:1] | CpuSet((useless,)),
             reserved=reserved_here[:1] | others[:1] if reserved_here else CpuSet(),
             neighbour=(last, last.cpus[: (len(last.cpus) + 1) // 2]) if last is not offer else None,
         )
