@@ -35,8 +35,11 @@ _POD_CLAIM_NAME: Final = "resource.kubernetes.io/pod-claim-name"
 _RESULTS: Final = "status.allocation.devices.results"
 _CONFIGS: Final = "status.allocation.devices.config"
 
-# All names here end up in file names, messages, logs and gRPC answers. The API's own rules are stricter in parts.
-_IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,252}", re.ASCII)
+# Names end up in file names, messages, logs and gRPC answers. The API's own rules are stricter in parts. Only requests
+# and pools have parts with a slash between, and no part is `..`.
+_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
+_NAME_PATTERN = re.compile(_NAME, re.ASCII)
+_PATH_PATTERN = re.compile(rf"{_NAME}(?:/{_NAME}){{0,8}}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +152,8 @@ def decode_claim(raw: Mapping[str, object], uid: ClaimUID) -> AllocatedClaim:
     """
     claim = expect(raw, dict, "the claim")
     metadata = expect(claim.get("metadata"), dict, "metadata")
-    namespace = _identifier(metadata, "namespace", "metadata")
-    name = _identifier(metadata, "name", "metadata")
+    namespace = _name(metadata, "namespace", "metadata")
+    name = _name(metadata, "name", "metadata")
     found = expect(metadata.get("uid"), str, "metadata.uid")
     if found != uid:
         raise ClaimError(
@@ -168,7 +171,7 @@ def decode_claim(raw: Mapping[str, object], uid: ClaimUID) -> AllocatedClaim:
         namespace=namespace,
         name=name,
         generation=_optional(metadata, "generation", int, "metadata.generation") or 0,
-        pod_claim_name=_optional_identifier(annotations, _POD_CLAIM_NAME, "metadata.annotations"),
+        pod_claim_name=_optional_name(annotations, _POD_CLAIM_NAME, "metadata.annotations"),
         results=results,
         configs=configs,
         request_counts=dict(_request_counts(_optional(claim, "spec", dict, "spec"))),
@@ -182,7 +185,7 @@ def _results(devices: dict[str, object] | None) -> Iterator[DeviceResult]:
         result = expect(item, dict, place)
         if expect(result.get("driver"), str, f"{place}.driver") != DRIVER_NAME:
             continue
-        request = _identifier(result, "request", place)
+        request = _name(result, "request", place, _PATH_PATTERN)
         if _optional(result, "adminAccess", bool, f"{place}.adminAccess"):
             raise ClaimError(
                 f"request {request}: {DRIVER_NAME} offers no administrator's access; "
@@ -191,9 +194,9 @@ def _results(devices: dict[str, object] | None) -> Iterator[DeviceResult]:
         cpus, fault = _consumed_cpus(_optional(result, "consumedCapacity", dict, f"{place}.consumedCapacity"))
         yield DeviceResult(
             request=request,
-            pool=_identifier(result, "pool", place),
-            device=_identifier(result, "device", place),
-            share_id=_optional_identifier(result, "shareID", place),
+            pool=_name(result, "pool", place, _PATH_PATTERN),
+            device=_name(result, "device", place),
+            share_id=_optional_name(result, "shareID", place),
             cpus=cpus,
             fault=fault,
         )
@@ -233,7 +236,7 @@ def _request_counts(spec: dict[str, object] | None) -> Iterator[tuple[str, int]]
     for index, item in enumerate(_optional(devices, "requests", list, "spec.devices.requests") or []):
         place = f"spec.devices.requests[{index}]"
         request = expect(item, dict, place)
-        name = _identifier(request, "name", place)
+        name = _name(request, "name", place)
         exactly = _optional(request, "exactly", dict, f"{place}.exactly")
         count = _optional(exactly, "count", int, f"{place}.exactly.count")
         if count is not None:
@@ -242,7 +245,7 @@ def _request_counts(spec: dict[str, object] | None) -> Iterator[tuple[str, int]]
             subrequest = expect(alternative, dict, f"{place}.firstAvailable")
             count = _optional(subrequest, "count", int, f"{place}.firstAvailable.count")
             if count is not None:
-                yield f"{name}/{_identifier(subrequest, 'name', f'{place}.firstAvailable')}", count
+                yield f"{name}/{_name(subrequest, 'name', f'{place}.firstAvailable')}", count
 
 
 def _optional(owner: dict[str, object] | None, key: str, kind: type[_T], place: str) -> _T | None:
@@ -250,15 +253,15 @@ def _optional(owner: dict[str, object] | None, key: str, kind: type[_T], place: 
     return None if value is None else expect(value, kind, place)
 
 
-def _identifier(owner: dict[str, object], key: str, place: str) -> str:
+def _name(owner: dict[str, object], key: str, place: str, pattern: re.Pattern[str] = _NAME_PATTERN) -> str:
     text = expect(owner.get(key), str, f"{place}.{key}")
-    if not _IDENTIFIER.fullmatch(text):
+    if not pattern.fullmatch(text):
         raise ClaimError(f"{place}.{key} {quoted(text)} is malformed; expected a name of the Kubernetes API")
     return text
 
 
-def _optional_identifier(owner: dict[str, object] | None, key: str, place: str) -> str | None:
-    return None if owner is None or owner.get(key) is None else _identifier(owner, key, place)
+def _optional_name(owner: dict[str, object] | None, key: str, place: str) -> str | None:
+    return None if owner is None or owner.get(key) is None else _name(owner, key, place)
 
 
 def _fingerprint(results: tuple[DeviceResult, ...], configs: tuple[OpaqueConfig, ...]) -> str:

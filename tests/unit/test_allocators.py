@@ -483,3 +483,20 @@ def test_a_choice_is_right_or_refused(cpus: set[int], wanted: list[tuple[int, in
         pending(node, wish)
     else:
         assert set(node.choose(wish).cpus) == cpus
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(max_size=8), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+)
+
+
+@given(
+    parameters=JSON
+    | (JSON | st.text(st.characters(exclude_categories=()))).map(lambda cpuset: config(cpuset).parameters),
+)
+def test_any_parameters_are_right_or_refused_in_one_line(parameters: object) -> None:
+    opaque = OpaqueConfig(source=FROM_CLAIM, requests=(), parameters=parameters)
+    refusal = Node().refusal(claim([result()], opaque))
+    assert "\n" not in refusal
+    assert refusal.encode().decode() == refusal
+    assert len(refusal) < 500

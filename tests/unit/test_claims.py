@@ -112,6 +112,11 @@ def test_what_belongs_to_other_drivers_is_passed_over_unread() -> None:
     assert claim == decoded()
 
 
+def test_requests_and_pools_may_have_parts() -> None:
+    assert decoded((*RESULT, "request"), "cpus/big").results[0].request == "cpus/big"
+    assert decoded((*RESULT, "pool"), "rack-1.example.com/node-a").results[0].pool == "rack-1.example.com/node-a"
+
+
 def test_a_claim_without_devices_of_ours_is_no_error() -> None:
     claim = decoded((*RESULT, "driver"), "gpu.example.com")
     assert claim.results == ()
@@ -236,6 +241,16 @@ def test_counts_are_those_of_requests_and_sub_requests() -> None:
         ((*RESULT, "driver"), DELETED, "status.allocation.devices.results[0].driver is missing; expected a string"),
         ((*RESULT, "request"), DELETED, "status.allocation.devices.results[0].request is missing; expected a string"),
         ((*RESULT, "pool"), "", "status.allocation.devices.results[0].pool '' is malformed"),
+        ((*RESULT, "request"), "cpus/../x", "status.allocation.devices.results[0].request 'cpus/../x' is malformed"),
+        ((*RESULT, "pool"), "a/" * 20 + "a", "status.allocation.devices.results[0].pool 'a/a/a/a/a/"),
+        ((*RESULT, "device"), "a/b", "status.allocation.devices.results[0].device 'a/b' is malformed"),
+        (("metadata", "namespace"), "a/b", "metadata.namespace 'a/b' is malformed"),
+        (("metadata", "name"), "x" * 254, "metadata.name 'xxxx"),
+        (
+            ("metadata", "annotations"),
+            {"resource.kubernetes.io/pod-claim-name": "a/../b"},
+            "metadata.annotations.resource.kubernetes.io/pod-claim-name 'a/../b' is malformed",
+        ),
         ((*RESULT, "device"), "../x", "status.allocation.devices.results[0].device '../x' is malformed"),
         ((*RESULT, "device"), "\ud800", "status.allocation.devices.results[0].device '\\ud800' is malformed"),
         ((*RESULT, "shareID"), 7, "status.allocation.devices.results[0].shareID is a whole number; expected a string"),
@@ -390,14 +405,10 @@ def test_parameters_with_text_that_is_no_unicode_are_told_apart() -> None:
 
 # Hostile objects: whatever stands anywhere, the answer is a claim or a ClaimError in one line.
 
+TEXTS = st.text(st.characters(exclude_categories=()), max_size=8)
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=8)
-    | st.sampled_from(["dra.cpu", "FromClaim"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), TEXTS, st.sampled_from(["dra.cpu", "FromClaim"])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=10,
 )
 
