@@ -4,7 +4,7 @@
 It serves nodes, pods, events, resource claims, resource slices and device classes on the loopback address, without
 authentication, from memory. Lists, watches (bookmarks, expired versions, initial events), optimistic concurrency,
 preconditions, merge patches, server-side apply and the API's validation of slices and claims work as on a real server;
-tables, dry runs, strategic merge patches beyond what a merge patch does, paging and admission do not exist.
+tables, dry runs, label selectors, strategic merge patches beyond what a merge patch does and admission do not exist.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import re
 from typing import Any, Final
 
 from driver.sandbox.apistatus import FieldErrors, JsonObject
-from driver.sandbox.registry import keep_other_part
+from driver.sandbox.rules import keep_other_part
 from driver.sandbox.syntax import (
     check_driver,
     check_label,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ _LARGEST_BODY: Final = 3 * 1024 * 1024
 _MERGE_PATCHES: Final = ("application/merge-patch+json", "application/strategic-merge-patch+json")
 _APPLY_PATCHES: Final = ("application/apply-patch+yaml",)
 _REMEMBERED_REQUESTS: Final = 10_000
+_REMEMBERED_RESTS: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class Endpoints:
         self._registry = registry
         self._bookmark_interval_s = bookmark_interval_s
         self._connections: set[asyncio.Transport] = set()
+        self._rests: dict[str, tuple[list[JsonObject], int]] = {}
 
     def application(self) -> web.Application:
         """Return a new web application that answers here."""
@@ -163,18 +166,37 @@ class Endpoints:
             raise StatusError(400, "label selectors are not supported here")
         if _is_watch(request):
             return await serve_watch(request, self._store, kind, namespace, selector, self._bookmark_interval_s)
-        items, version = self._store.select(kind, namespace, selector)
-        for item in items:
-            # Lists of built-in kinds say the kind once, for all items.
-            del item["kind"], item["apiVersion"]
+        limit = _whole_number(request, "limit")
+        if token := request.query.get("continue"):
+            items, version = self._take_rest(token)
+        else:
+            items, version = self._store.select(kind, namespace, selector)
+            for item in items:
+                # Lists of built-in kinds say the kind once, for all items.
+                del item["kind"], item["apiVersion"]
+        metadata: JsonObject = {"resourceVersion": str(version)}
+        if 0 < limit < len(items):
+            metadata["continue"] = self._keep_rest(items[limit:], version)
+            metadata["remainingItemCount"] = len(items) - limit
+            items = items[:limit]
         return web.json_response(
-            {
-                "kind": f"{kind.name}List",
-                "apiVersion": kind.api_version,
-                "metadata": {"resourceVersion": str(version)},
-                "items": items,
-            }
+            {"kind": f"{kind.name}List", "apiVersion": kind.api_version, "metadata": metadata, "items": items}
         )
+
+    def _keep_rest(self, items: list[JsonObject], version: int) -> str:
+        """Keep the rest of a list as it is now, and return the token for the next page."""
+        token = secrets.token_urlsafe(16)
+        self._rests[token] = items, version
+        while len(self._rests) > _REMEMBERED_RESTS:
+            del self._rests[next(iter(self._rests))]
+        return token
+
+    def _take_rest(self, token: str) -> tuple[list[JsonObject], int]:
+        # A page may be asked for again, when its answer was lost.
+        items, version = self._rests.get(token, ([], 0))
+        if version < self._store.oldest_version:
+            raise StatusError(410, "The provided continue parameter is too old to display a consistent list result.")
+        return items, version
 
     async def _get(self, kind: Kind, request: web.Request) -> web.Response:
         return web.json_response(self._registry.read(kind, _namespace(request), request.match_info["name"]))
@@ -240,6 +262,13 @@ def _is_watch(request: web.Request) -> bool:
     return request.query.get("watch") in ("true", "1") and request.method == "GET"
 
 
+def _whole_number(request: web.Request, parameter: str) -> int:
+    text = request.query.get(parameter, "0")
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise StatusError(400, f"{parameter}: Invalid value: {text[:40]!r}: must be a whole number")
+    return int(text)
+
+
 def _manager(request: web.Request) -> str:
     """Return who owns the written fields: as named by the client, else the program it says it is."""
     return request.query.get("fieldManager") or request.headers.get("User-Agent", "unknown").partition("/")[0]
@@ -265,5 +294,5 @@ async def _body(request: web.Request) -> JsonObject:
 async def _delete_options(request: web.Request) -> JsonObject:
     options = await _body(request) if request.can_read_body and await request.text() else {}
     if "gracePeriodSeconds" in request.query:
-        options["gracePeriodSeconds"] = int(request.query["gracePeriodSeconds"])
+        options["gracePeriodSeconds"] = _whole_number(request, "gracePeriodSeconds")
     return options

@@ -12,11 +12,12 @@ import json
 import secrets
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from driver.sandbox import ownership
 from driver.sandbox.apistatus import FieldErrors, JsonObject, StatusError
-from driver.sandbox.kinds import NODES, PODS, FieldSelector, Kind
+from driver.sandbox.kinds import PODS, FieldSelector, Kind
+from driver.sandbox.rules import PlainRules, Rules
 from driver.sandbox.store import ObjectStore, copy_json
 from driver.sandbox.syntax import check_subdomain
 
@@ -31,53 +32,6 @@ _SERVER_METADATA: Final = (
     "generation",
 )
 _MODIFIED: Final = "the object has been modified; please apply your changes to the latest version and try again"
-
-
-class Rules(Protocol):
-    """What is particular to one kind of object."""
-
-    def prepare(self, new: JsonObject, old: JsonObject | None, subresource: str) -> None:
-        """Put back or drop what this write may not say, in place; `old` is None when the object is created."""
-
-    def check(self, new: JsonObject, old: JsonObject | None, subresource: str, errors: FieldErrors) -> None:
-        """Report what is wrong with the object."""
-
-
-class PlainRules:
-    """Rules of a kind whose content is not checked: status and the rest are written apart, that is all."""
-
-    def __init__(self, status_at_creation: bool) -> None:
-        self._status_at_creation = status_at_creation
-
-    def prepare(self, new: JsonObject, old: JsonObject | None, subresource: str) -> None:
-        """Keep a write to its part of the object."""
-        if old is not None:
-            keep_other_part(new, old, subresource)
-        elif not self._status_at_creation:
-            new.pop("status", None)
-
-    def check(self, new: JsonObject, old: JsonObject | None, subresource: str, errors: FieldErrors) -> None:
-        """Accept everything."""
-
-
-def keep_other_part(new: JsonObject, old: JsonObject, subresource: str) -> None:
-    """Let a write to `status` change nothing else, and any other write everything but the status."""
-    if subresource == "status":
-        status = new.get("status")
-        metadata = new["metadata"]
-        new.clear()
-        new.update(copy_json(old))
-        for key in ("resourceVersion", "managedFields"):
-            if key in metadata:
-                new["metadata"][key] = metadata[key]
-        if status is None:
-            new.pop("status", None)
-        else:
-            new["status"] = status
-    elif "status" in old:
-        new["status"] = copy_json(old["status"])
-    else:
-        new.pop("status", None)
 
 
 class Registry:
@@ -99,7 +53,7 @@ class Registry:
         clock: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
         self._store = store
-        self._rules: dict[Kind, Rules] = {NODES: PlainRules(status_at_creation=True), **rules}
+        self._rules: dict[Kind, Rules] = {PODS: PlainRules(initial_status={"phase": "Pending"}), **rules}
         self._clock = clock
 
     def read(self, kind: Kind, namespace: str, name: str) -> JsonObject:
@@ -323,7 +277,7 @@ class Registry:
         return self._store.put(kind, namespace, metadata["name"], new)
 
     def _apply_rules(self, kind: Kind, new: JsonObject, old: JsonObject | None, subresource: str) -> None:
-        rules = self._rules.get(kind, PlainRules(status_at_creation=False))
+        rules = self._rules.get(kind, PlainRules(initial_status=None))
         rules.prepare(new, old, subresource)
         errors = FieldErrors()
         if old is None:
@@ -398,8 +352,11 @@ class Registry:
         if not self._is_running(kind, old):
             return 0
         asked = options.get("gracePeriodSeconds")
-        default = old.get("spec", {}).get("terminationGracePeriodSeconds", 30)
-        return int(asked if asked is not None else default)
+        if asked is None:
+            asked = old.get("spec", {}).get("terminationGracePeriodSeconds", 30)
+        if not isinstance(asked, int) or asked < 0:
+            raise StatusError(400, f"gracePeriodSeconds {json.dumps(asked)[:40]} is not a whole number of seconds")
+        return asked
 
     def _is_running(self, kind: Kind, obj: JsonObject) -> bool:
         if kind is not PODS or not obj.get("spec", {}).get("nodeName"):
