@@ -43,10 +43,12 @@ class FailingDisk:
     """Makes file operations on chosen paths fail, like a disk that is full, broken or read-only.
 
     The operations are those of the system: ``open`` (for writing), ``read`` (opening for reading), ``write``,
-    ``fsync``, ``rename``, ``unlink``, ``mkdir``, ``rmdir`` and ``listdir``. `calls` has every one that was tried, with its path.
+    ``fsync``, ``rename``, ``unlink``, ``mkdir``, ``rmdir`` and ``listdir``. `calls` has every one that was tried,
+    with its path. Parts of paths are looked for below `root` only; a part that ends in ``$`` is a path's end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path) -> None:
+        self._root = str(root)
         self._faults: list[tuple[str, str, int, list[int]]] = []
         self._pauses: list[tuple[str, str, threading.Event, threading.Event]] = []
         self._left: int | None = None
@@ -75,16 +77,17 @@ class FailingDisk:
     def check(self, operation: str, path: object) -> None:
         name = os.fspath(path) if isinstance(path, str | Path) else str(path)
         self.calls.append((operation, name))
+        below = name.removeprefix(self._root) + "$"
         if self._left is not None:
             if self._left == 0:
                 raise Killed
             self._left -= 1
         for wanted, part, reached, go_on in self._pauses:
-            if wanted == operation and part in name:
+            if wanted == operation and part in below:
                 reached.set()
                 assert go_on.wait(10)
         for wanted, part, error, times in self._faults:
-            if wanted == operation and part in name and times[0] > 0:
+            if wanted == operation and part in below and times[0] > 0:
                 times[0] -= 1
                 raise OSError(error, os.strerror(error), name)
 
@@ -94,8 +97,8 @@ def path_of(descriptor: int) -> str:
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
-    failing = FailingDisk()
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
+    failing = FailingDisk(tmp_path)
     real_open, real_fsync = os.open, os.fsync
 
     def checked_open(path: str, flags: int, mode: int = 0o777, **rest: int) -> int:

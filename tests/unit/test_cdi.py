@@ -265,7 +265,7 @@ async def test_a_file_that_was_changed_since_loading_is_not_spoilt(cdi, folder, 
     [("mkdir", errno.EROFS), ("open", errno.EACCES), ("write", errno.ENOSPC), ("rename", errno.EIO)],
 )
 async def test_a_spec_that_cannot_be_written_is_an_error_and_no_file(cdi, folder, disk, operation, error):
-    disk.fail(operation, str(folder), error)
+    disk.fail(operation, folder.name, error)
     with pytest.raises(OSError, match=os.strerror(error)):
         await cdi.write(A, CpuSet([1]))
     disk.repair()
@@ -282,6 +282,6 @@ async def test_a_spec_that_cannot_be_removed_is_an_error(cdi, folder, disk):
 
 async def test_a_folder_that_cannot_be_listed_is_an_error(cdi, folder, disk):
     folder.mkdir()
-    disk.fail("listdir", str(folder), errno.EACCES)
+    disk.fail("listdir", folder.name, errno.EACCES)
     with pytest.raises(PermissionError):
         await cdi.load()

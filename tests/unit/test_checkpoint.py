@@ -265,7 +265,7 @@ async def test_a_file_that_cannot_be_read_or_put_aside_stays(store, folder, make
 
 async def test_a_folder_that_cannot_be_listed_is_an_error(store, folder, make_record, disk):
     await store.write(make_record("a"))
-    disk.fail("listdir", str(folder), errno.EACCES)
+    disk.fail("listdir", folder.name, errno.EACCES)
     with pytest.raises(PermissionError):
         await store.load()
 
@@ -283,7 +283,7 @@ async def test_a_folder_that_cannot_be_listed_is_an_error(store, folder, make_re
 async def test_a_record_that_cannot_be_written_is_an_error_and_no_file(
     store, folder, make_record, disk, operation, error
 ):
-    disk.fail(operation, str(folder), error)
+    disk.fail(operation, folder.name, error)
     with pytest.raises(OSError, match=os.strerror(error)):
         await store.write(make_record("a"))
     disk.repair()

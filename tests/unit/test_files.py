@@ -89,14 +89,17 @@ def test_a_failure_before_the_rename_leaves_the_old_state(tmp_path, disk, operat
 
 
 def test_a_failed_sync_of_the_folder_is_made_up_for_by_a_retry(tmp_path, disk):
-    path = tmp_path / "a.json"
-    disk.fail("fsync", tmp_path.name, errno.EIO, times=2)  # the file's own sync comes first
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        replace_file(path, NEW)
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        replace_file(path, NEW)
-    assert replace_file(path, NEW) is True
-    assert names(tmp_path) == ["a.json"]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    disk.fail("fsync", "folder$", errno.EIO, times=2)
+    for _ in range(2):
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            replace_file(folder / "a.json", NEW)
+        assert (folder / "a.json").read_bytes() == NEW
+    disk.calls.clear()
+    assert replace_file(folder / "a.json", NEW) is False
+    assert ("fsync", str(folder)) in disk.calls
+    assert names(folder) == ["a.json"]
 
 
 def test_a_temporary_file_that_cannot_be_removed_hides_no_error(tmp_path, disk):

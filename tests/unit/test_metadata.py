@@ -291,6 +291,6 @@ async def test_a_sweep_without_folders_or_rights_is_no_failure(store, folder, di
     await store.sweep(set())
     assert caplog.text == ""
     folder.mkdir(parents=True)
-    disk.fail("listdir", str(folder), errno.EACCES)
+    disk.fail("listdir", folder.name, errno.EACCES)
     await store.sweep(set())
     assert "old device metadata is left behind" in caplog.text

@@ -233,7 +233,7 @@ async def test_temporary_files_of_a_crash_are_cleared_away(node):
 async def test_a_start_that_cannot_know_who_holds_what_fails_and_may_be_tried_again(node, disk, folder, operation):
     await node.prepare(node.claims.add("a", "2-5"))
     node.start()
-    disk.fail(operation, str(getattr(node, folder)), errno.EACCES)
+    disk.fail(operation, getattr(node, folder).name, errno.EACCES)
     if operation == "mkdir":
         for path in getattr(node, folder).iterdir():
             path.unlink()
