@@ -88,15 +88,16 @@ def read_topology(
 
     Notes
     -----
-    It opens about four files a core, whatever the number of threads: 1,024 CPUs take some tens of milliseconds.
+    It opens two to five files a core where lists tell the rest, seven a CPU where only ids do: some 10 to 70 ms for
+    1,024 CPUs.
     CPUs that come or go meanwhile are described as they were found, never an error.
     """
     reader = SysfsReader(open_tree(root, overlay))
     online = _read_online(reader)
     present = (reader.cpus(f"{CPU_FOLDER}/present") or CpuSet()) | online
     possible = (reader.cpus(f"{CPU_FOLDER}/possible") or CpuSet()) | present
-    overlaid = online & CpuSet(_cpus_of_paths(overlay or ()))
-    machine = _MachineReader(reader, online, [*overlaid, *(online - overlaid)])
+    overlaid = [cpu for cpu in sorted(_cpus_of_paths(overlay or ())) if cpu in online]
+    machine = _MachineReader(reader, online, [*overlaid, *online.difference(overlaid)])
     machine.read_sockets()
     machine.read_dies()
     machine.read_cores()
@@ -121,11 +122,9 @@ def read_topology(
     )
 
 
-def _cpus_of_paths(paths: Iterable[str]) -> Iterable[int]:
-    for path in paths:
-        name = path.removeprefix(f"{CPU_FOLDER}/").partition("/")[0]
-        if match := _CPU_NAME.fullmatch(name):
-            yield int(match[1])
+def _cpus_of_paths(paths: Iterable[str]) -> set[int]:
+    names = {path.removeprefix(f"{CPU_FOLDER}/").partition("/")[0] for path in paths}
+    return {int(match[1]) for match in map(_CPU_NAME.fullmatch, names) if match}
 
 
 def _read_online(reader: SysfsReader) -> CpuSet:

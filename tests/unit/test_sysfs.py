@@ -452,6 +452,12 @@ def describe_files(shape: Shape, folder: Path) -> None:
         target.write_text(text)
 
 
+def test_an_overlay_may_speak_of_cpus_that_cannot_be():
+    overlay = {f"{CPU}/cpu{cpu}/topology/core_id": "1" for cpu in ("9999999", "5", "01", "x")}
+    topology = read_topology(TextTree(machine()), overlay)
+    assert str(topology.online) == "0-3"
+
+
 # Garbage
 
 GARBAGE = st.one_of(
