@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from driver.errors import ClaimError
-from driver.files import BrokenFile, read_file, remove_file, remove_temporary_files, replace_file
+from driver.files import BrokenFile, read_file, remove_files, remove_temporary_files, replace_file
 from driver.json_values import expect, quoted
 from driver.names import (
     CDI_CLASS,
@@ -127,7 +127,7 @@ class CdiDirectory:
         ------
         OSError
         """
-        return await asyncio.to_thread(remove_file, self._folder / cdi_spec_name(uid))
+        return await asyncio.to_thread(remove_files, self._folder, cdi_spec_name(uid))
 
     async def load(self) -> LoadedSpecs:
         """Find all devices of our kind, clearing away what a crash has left of our own writing.
@@ -164,7 +164,9 @@ class CdiDirectory:
 
     def _write(self, uid: ClaimUID, cpus: CpuSet) -> bool:
         self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-        return replace_file(self._folder / cdi_spec_name(uid), encode_spec(uid, cpus), _FILE_MODE)
+        path = self._folder / cdi_spec_name(uid)
+        # Not durable: what a power failure spoils is made again from the record.
+        return replace_file(path, encode_spec(uid, cpus), mode=_FILE_MODE, durable=False)
 
     def _take_over(self, uid: ClaimUID, cpus: CpuSet, elsewhere: tuple[Path, ...]) -> bool:
         for path in elsewhere:
@@ -269,9 +271,9 @@ def _take_out(path: Path, device_name: str) -> None:
         # Somebody has changed it since it was loaded, to something that the runtime cannot read.
         return
     if not left:
-        remove_file(path)
+        remove_files(path.parent, path.name)
     elif len(left) != len(devices):
-        replace_file(path, content, _FILE_MODE)
+        replace_file(path, content, mode=_FILE_MODE, durable=True)
 
 
 def _is_our_name(name: str) -> bool:

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from driver.errors import ClaimError
-from driver.files import BrokenFile, read_file, remove_file, remove_temporary_files, replace_file
+from driver.files import BrokenFile, read_file, remove_files, remove_temporary_files, replace_file
 from driver.json_values import expect, quoted
 from driver.ledger import PreparedDevice, Record
 from driver.names import ClaimUID, claim_uid
@@ -103,12 +103,10 @@ class RecordStore:
 
     def _write(self, record: Record) -> bool:
         self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-        return replace_file(self._path(record.uid), encode_record(record), _FILE_MODE)
+        return replace_file(self._folder / _name(record.uid), encode_record(record), mode=_FILE_MODE, durable=True)
 
     def _remove(self, uid: ClaimUID) -> None:
-        path = self._path(uid)
-        remove_file(path)
-        remove_file(_aside(path))
+        remove_files(self._folder, _name(uid), _name(uid) + _CORRUPT_SUFFIX)
 
     def _load(self) -> LoadedRecords:
         self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
@@ -126,9 +124,6 @@ class RecordStore:
                 except (ClaimError, OSError) as error:
                     broken.append(_put_aside(path, str(error)))
         return LoadedRecords(records=tuple(records), broken=tuple(broken))
-
-    def _path(self, uid: ClaimUID) -> Path:
-        return self._folder / f"{uid}{_SUFFIX}"
 
 
 def encode_record(record: Record) -> bytes:
@@ -257,13 +252,14 @@ def _time(text: str) -> datetime:
     return time
 
 
-def _aside(path: Path) -> Path:
-    return path.with_name(path.name + _CORRUPT_SUFFIX)
+def _name(uid: ClaimUID) -> str:
+    return f"{uid}{_SUFFIX}"
 
 
 def _put_aside(path: Path, reason: str) -> BrokenFile:
+    aside = path.with_name(path.name + _CORRUPT_SUFFIX)
     try:
-        os.replace(path, _aside(path))
+        os.replace(path, aside)
     except OSError as error:
         return BrokenFile(path=path, reason=f"{reason}; it cannot be put aside: {error}")
-    return BrokenFile(path=_aside(path), reason=reason)
+    return BrokenFile(path=aside, reason=reason)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that survive a crash: each is replaced as a whole or not at all, and on the disk before anyone relies on it.
+"""Files that survive a crash: each is replaced as a whole or not at all, and is on the disk before anyone relies on it.
 
 Records, CDI specs and device metadata are all written and read through here. The functions block on the disk, so
 they run in a thread. What they read may have been written by anybody: it is a regular file of bounded size or it is
@@ -70,11 +70,11 @@ def read_file(path: Path, limit: int) -> bytes:
     return content
 
 
-def replace_file(path: Path, content: bytes, mode: int = 0o644) -> bool:
-    """Give a file its content, atomically and durably.
+def replace_file(path: Path, content: bytes, *, mode: int, durable: bool) -> bool:
+    """Give a file its content, atomically.
 
-    Readers see the old content or the new one. After a failure the old content is still there, or the new one is
-    there but might not survive a power failure.
+    Readers see the old content or the new one. After a failure the old content is still there, or the new one is there
+    but might not survive a power failure.
 
     Parameters
     ----------
@@ -84,6 +84,9 @@ def replace_file(path: Path, content: bytes, mode: int = 0o644) -> bool:
         All that it shall contain.
     mode : int
         Its permissions, whatever the umask says.
+    durable : bool
+        Whether the content must survive a power failure from now on. If not, a power failure may even leave an empty
+        file behind, so it must be one that can be made again; it costs two waits for the disk less.
 
     Returns
     -------
@@ -95,71 +98,58 @@ def replace_file(path: Path, content: bytes, mode: int = 0o644) -> bool:
     OSError
         If a step fails. The temporary file is removed again where that is possible.
     """
-    if _has_content(path, content):
-        # An earlier attempt may have failed after its rename.
-        sync_folder(path.parent)
-        return False
-    # The name's ending tells readers of the folder (the runtime's CDI library) that it is not for them.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        with open(os.open(temporary, flags, mode), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
-    sync_folder(path.parent)
-    return True
+    is_new = not _has_content(path, content)
+    if is_new:
+        # The name's ending tells readers of the folder (the runtime's CDI library) that it is not for them.
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with open(os.open(temporary, flags, mode), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                if durable:
+                    os.fsync(file.fileno())
+            os.rename(temporary, path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+    if durable:
+        # Also if the content was there: an earlier attempt may have failed after its rename.
+        _sync_folder(path.parent)
+    return is_new
 
 
-def remove_file(path: Path) -> bool:
-    """Remove a file durably.
+def remove_files(folder: Path, *names: str) -> bool:
+    """Remove files of a folder durably.
 
     Parameters
     ----------
-    path : Path
-        The file; it, and its folder, may be missing.
+    folder : Path
+        The folder; it may be missing.
+    *names : str
+        The files' names; they may be missing.
 
     Returns
     -------
     bool
-        Whether it was there.
+        Whether any was there.
 
     Raises
     ------
     OSError
-        If it cannot be removed, or its removal might not survive a power failure.
+        If one cannot be removed, or its removal might not survive a power failure.
     """
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        found = False
-    else:
-        found = True
-    # Also if it was not there: an earlier attempt may have failed after its unlink.
+    found = False
+    for name in names:
+        with suppress(FileNotFoundError):
+            os.unlink(folder / name)
+            found = True
+    # Also if none was there: an earlier attempt may have failed after its unlink.
     with suppress(FileNotFoundError):
-        sync_folder(path.parent)
+        _sync_folder(folder)
     return found
-
-
-def sync_folder(folder: Path) -> None:
-    """Bring a folder's entries to the disk.
-
-    Raises
-    ------
-    OSError
-        If it is missing or cannot be synced.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def remove_temporary_files(folder: Path, ours: Callable[[str], bool]) -> None:
@@ -193,3 +183,11 @@ def _has_content(path: Path, content: bytes) -> bool:
         return read_file(path, len(content)) == content
     except OSError:
         return False
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from driver.errors import ClaimError
-from driver.files import read_file, remove_temporary_files, replace_file, sync_folder
+from driver.files import read_file, remove_temporary_files, replace_file
 from driver.json_values import expect, quoted
 from driver.logs import fields
 from driver.names import DRIVER_NAME, ClaimUID
@@ -42,6 +42,7 @@ _ALLOCATED_CPUS: Final = "dra.cpu/allocatedNumCPUs"
 _MOST_ATTRIBUTES: Final = 32
 _LARGEST_FILE: Final = 1 << 20
 _FOLDER_MODE: Final = 0o755
+_FILE_MODE: Final = 0o644
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
@@ -119,11 +120,11 @@ class MetadataStore:
         for request, devices in by_request.items():
             host_file = self._claim_folder(record.namespace, record.name) / _label("request", request) / _HOST_FILE
             host_file.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-            replace_file(host_file, _encode_metadata(record, devices, attributes))
+            _replace(host_file, _encode_metadata(record, devices, attributes))
             device_name = f"{record.uid}_{request}"
             self._cdi_folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
             cdi_file = self._cdi_folder / f"{_CDI_PREFIX}{device_name}.json"
-            replace_file(cdi_file, _encode_spec(record.uid, device_name, host_file, _container_path(record, request)))
+            _replace(cdi_file, _encode_spec(record.uid, device_name, host_file, _container_path(record, request)))
             cdi_ids[request] = f"{_CDI_KIND}={device_name}"
         return cdi_ids
 
@@ -140,14 +141,10 @@ class MetadataStore:
             _remove_files(self._folder / name, lambda owner: owner not in known)
 
     def _remove_specs(self, belongs: Callable[[str | None], bool]) -> None:
-        found = False
         for name in _entries(self._cdi_folder):
             if name.startswith(_CDI_PREFIX) and belongs(name.removeprefix(_CDI_PREFIX).partition("_")[0]):
                 with suppress(FileNotFoundError):
                     os.unlink(self._cdi_folder / name)
-                found = True
-        if found:
-            sync_folder(self._cdi_folder)
 
     def _claim_folder(self, namespace: str, name: str) -> Path:
         if not _SUBDOMAIN.fullmatch(name):
@@ -200,6 +197,11 @@ def _encode_spec(uid: ClaimUID, device_name: str, host_file: Path, container_pat
     spec = {"cdiVersion": version, "kind": _CDI_KIND, "devices": [device]}
     # Not ASCII only: an escaped surrogate pair is no YAML, which is what the runtime reads these files as.
     return json.dumps(spec, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    # Not durable: after a power failure no container runs, and the next prepare makes it again.
+    replace_file(path, content, mode=_FILE_MODE, durable=False)
 
 
 def _remove_files(claim_folder: Path, belongs: Callable[[str | None], bool]) -> None:

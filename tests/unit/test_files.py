@@ -7,9 +7,18 @@ import stat
 
 import pytest
 
-from driver.files import read_file, remove_file, remove_temporary_files, replace_file
+from driver import files
+from driver.files import read_file, remove_files, remove_temporary_files
 
 OLD, NEW = b"old content\n", b"new content\n"
+
+
+def replace_file(path, content, mode=0o644, *, durable=True):
+    return files.replace_file(path, content, mode=mode, durable=durable)
+
+
+def remove_file(path):
+    return remove_files(path.parent, path.name)
 
 
 def names(folder):
@@ -42,6 +51,15 @@ def test_content_reaches_the_disk_before_the_name_and_the_name_before_the_return
     ]
     assert temporary.startswith(".a.json.")
     assert temporary.endswith(".tmp")
+
+
+def test_what_can_be_made_again_is_not_waited_for(tmp_path, disk):
+    path = tmp_path / "a.json"
+    path.write_bytes(OLD)
+    assert replace_file(path, NEW, durable=False) is True
+    assert replace_file(path, NEW, durable=False) is False
+    assert path.read_bytes() == NEW
+    assert [operation for operation, _ in disk.calls] == ["read", "open", "write", "rename", "read"]
 
 
 def test_the_same_content_is_not_written_again(tmp_path, disk):
@@ -136,6 +154,15 @@ def test_removing(tmp_path, disk):
     assert disk.calls[-1] == ("fsync", str(tmp_path))
     assert remove_file(path) is False
     assert remove_file(tmp_path / "missing" / "a.json") is False
+
+
+def test_removing_several_takes_one_wait_for_the_disk(tmp_path, disk):
+    (tmp_path / "a").touch()
+    (tmp_path / "c").touch()
+    disk.calls.clear()
+    assert remove_files(tmp_path, "a", "b") is True
+    assert names(tmp_path) == ["c"]
+    assert [operation for operation, _ in disk.calls] == ["unlink", "unlink", "read", "fsync", "listdir"]
 
 
 @pytest.mark.parametrize(("operation", "part"), [("unlink", "a.json"), ("fsync", "")])

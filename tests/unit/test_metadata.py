@@ -216,7 +216,6 @@ async def test_names_are_checked_before_they_become_paths(store, tmp_path, make_
         ("mkdir", "cdi", errno.EROFS),
         ("write", "metadata.json", errno.ENOSPC),
         ("rename", "dra.cpu_metadata", errno.EIO),
-        ("fsync", "cdi", errno.EIO),
     ],
 )
 async def test_a_failure_is_logged_and_the_claim_gets_none(store, make_record, disk, caplog, operation, part, error):
