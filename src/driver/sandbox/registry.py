@@ -302,7 +302,8 @@ class Registry:
                 f"{given[1]} in version {given[0]!r} cannot be handled as a {kind.name} "
                 f"in version {kind.api_version!r}",
             )
-        metadata = body.get("metadata") or {}
+        metadata = body.get("metadata")
+        metadata = {} if metadata is None else metadata
         if not isinstance(metadata, dict):
             raise StatusError(400, "metadata must be an object")
         new = copy_json({**body, "apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata})
