@@ -101,6 +101,7 @@ async def _serve(config: Config) -> None:
     pool = CpuPool(topology.online, config.reserved_cpus, model.groups)
     ledger = Ledger(pool)
     metrics.watch(ledger, health)
+    metrics.set_left_out(model.left_out)
     async with AsyncExitStack() as stack:
         web = WebServer(config.bind_address, health, metrics, lambda: _status(config, model, ledger))
         await web.start()
@@ -176,8 +177,6 @@ def _build_model(config: Config, topology: Topology) -> DeviceModel:
         _log.warning("a device is not published as it should be", extra=fields(reason=warning))
     for device in model.devices:
         _log.info("device", extra=fields(device=device.name, cpus=device.cpus, count=len(device.cpus)))
-    if not model.devices:
-        _log.warning("no CPU is left to be given out: reservedCPUs covers all that are online")
     return model
 
 
