@@ -123,9 +123,15 @@ def apply(
     elsewhere = {path for key, (fields, _) in entries.items() if key != own for path in fields}
     merged = copy_json(live)
     _merge(merged, applied, ())
-    for path in sorted(previous - set(wanted) - elsewhere, key=len, reverse=True):
-        # The presence of a list entry ends only with the last field that anyone else has in it.
-        if path[-1] != "." or not any(other[: len(path) - 1] == path[:-1] for other in elsewhere | set(wanted)):
+    doomed = previous - set(wanted) - elsewhere
+    # Whole entries go first: with its keys removed one by one an entry could not be found any more. An entry stays as
+    # long as anyone else has something in it.
+    kept = elsewhere | set(wanted)
+    for path in sorted(path for path in doomed if path[-1] == "."):
+        if not any(other[: len(path) - 1] == path[:-1] for other in kept):
+            _drop(merged, path)
+    for path in doomed:
+        if path[-1] != "." and not _is_key(path):
             _drop(merged, path)
     changed = merged != live or previous != set(wanted)
     _set_fields(entries, own, set(wanted), now if changed else None)
@@ -140,13 +146,13 @@ def _walk(value: Any, path: Path, place: Path) -> Iterator[tuple[Path, Any]]:
             yield (*path, "."), None
         for key, member in value.items():
             yield from _walk(member, (*path, f"f:{key}"), (*place, key))
-    elif isinstance(value, list) and value and place in _KEYED_LISTS:
+    elif isinstance(value, list) and place in _KEYED_LISTS:
         for entry in value:
             entry_path = (*path, _entry_key(entry, place))
             yield (*entry_path, "."), None
             for key, member in entry.items():
                 yield from _walk(member, (*entry_path, f"f:{key}"), (*place, key))
-    elif isinstance(value, list) and value and place in _SETS:
+    elif isinstance(value, list) and place in _SETS:
         for entry in value:
             yield (*path, "v:" + json.dumps(entry)), entry
     else:
@@ -179,6 +185,11 @@ def _merge(target: JsonObject, source: JsonObject, place: Path) -> None:
             mine.extend(entry for entry in value if entry not in mine)
         else:
             target[key] = json.loads(json.dumps(value))
+
+
+def _is_key(path: Path) -> bool:
+    """Whether a path leads to one of the members that name an entry of a list."""
+    return len(path) > 1 and path[-2].startswith("k:") and path[-1].removeprefix("f:") in json.loads(path[-2][2:])
 
 
 def _drop(obj: JsonObject, path: Path) -> None:

@@ -118,6 +118,11 @@ class Registry:
             )
         with self._store.lock:
             old = self.read(kind, namespace, name)
+            uid, wanted = old["metadata"]["uid"], new["metadata"].get("uid")
+            if wanted not in (None, "", uid):
+                raise kind.conflict(
+                    name, f"Precondition failed: UID in precondition: {wanted}, UID in object meta: {uid}"
+                )
             return self._write(kind, namespace, old, new, subresource, manager)
 
     def merge_patch(
@@ -179,9 +184,7 @@ class Registry:
                 return self.create(kind, namespace, body, manager), True
             self._check_identity(kind, old, body["metadata"])
             new = ownership.apply(kind, old, body, manager, subresource, self._now(), force=force)
-            managed = new["metadata"].get("managedFields")
             new = self._finish(kind, old, new, subresource)
-            new["metadata"]["managedFields"] = managed
             return self._put_if_changed(kind, namespace, old, new), False
 
     def delete(self, kind: Kind, namespace: str, name: str, options: JsonObject) -> JsonObject:
@@ -285,12 +288,7 @@ class Registry:
         if not errors:
             rules.check(new, old, subresource, errors)
         if errors:
-            name = str(new["metadata"].get("name", ""))
-            kind_name = f"{kind.name}.{kind.group}" if kind.group else kind.name
-            shown = [f"{cause['field']}: {cause['message']}" for cause in errors.causes]
-            text = shown[0] if len(shown) == 1 else "[" + ", ".join(shown) + "]"
-            details = {"name": name, "group": kind.group, "kind": kind.name, "causes": errors.causes}
-            raise StatusError(422, f'{kind_name} "{name}" is invalid: {text}', details=details)
+            raise _invalid(kind, str(new["metadata"].get("name", "")), errors)
 
     def _checked_body(self, kind: Kind, namespace: str, body: object) -> JsonObject:
         if not isinstance(body, dict):
@@ -324,16 +322,12 @@ class Registry:
         return new
 
     def _check_identity(self, kind: Kind, old: JsonObject, metadata: JsonObject) -> None:
-        name = old["metadata"]["name"]
-        if metadata.get("uid") and metadata["uid"] != old["metadata"]["uid"]:
-            raise kind.conflict(
-                name,
-                f"Precondition failed: UID in precondition: {metadata['uid']}, "
-                f"UID in object meta: {old['metadata']['uid']}",
-            )
-        version = metadata.get("resourceVersion")
-        if version and version != old["metadata"]["resourceVersion"]:
-            raise kind.conflict(name, _MODIFIED)
+        if metadata.get("resourceVersion") not in (None, "", old["metadata"]["resourceVersion"]):
+            raise kind.conflict(old["metadata"]["name"], _MODIFIED)
+        if metadata.get("uid") not in (None, "", old["metadata"]["uid"]):
+            errors = FieldErrors()
+            errors.invalid("metadata.uid", metadata["uid"], "field is immutable")
+            raise _invalid(kind, old["metadata"]["name"], errors)
 
     def _check_preconditions(self, kind: Kind, old: JsonObject, preconditions: JsonObject) -> None:
         name = old["metadata"]["name"]
@@ -373,6 +367,14 @@ class Registry:
 
     def _now(self) -> str:
         return _timestamp(self._clock())
+
+
+def _invalid(kind: Kind, name: str, errors: FieldErrors) -> StatusError:
+    kind_name = f"{kind.name}.{kind.group}" if kind.group else kind.name
+    shown = [f"{cause['field']}: {cause['message']}" for cause in errors.causes]
+    text = shown[0] if len(shown) == 1 else "[" + ", ".join(shown) + "]"
+    details = {"name": name, "group": kind.group, "kind": kind.name, "causes": errors.causes}
+    return StatusError(422, f'{kind_name} "{name}" is invalid: {text}', details=details)
 
 
 def _merge_patched(target: Any, patch: Any) -> Any:

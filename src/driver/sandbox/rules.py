@@ -50,6 +50,7 @@ def keep_other_part(new: JsonObject, old: JsonObject, subresource: str) -> None:
         new.clear()
         new.update(copy_json(old))
         for key in ("resourceVersion", "managedFields"):
+            new["metadata"].pop(key, None)
             if key in metadata:
                 new["metadata"][key] = metadata[key]
         if status is None:
