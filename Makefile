@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard src/fastcpu/*.pyx src/fastcpu/*.pxd) CMakeLists.txt
+PROTOS := $(wildcard src/driver/apis/*.proto)
+TTRPC := %/ttrpc.proto %/nri_v1alpha1.proto
 INSTALL := $(BIN)/pip install --quiet --no-build-isolation
 
 .DEFAULT_GOAL := help
@@ -53,8 +55,9 @@ sanitize: build ## run the tests of fastcpu, and a fuzzer, with AddressSanitizer
 package: $(VENV)/dependencies ## build wheel and sdist, install each into an empty environment and try it
 	tests/packaging/run $(BIN)
 
-protos: build ## generate the gRPC stubs
-	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src --grpc_python_out=src src/driver/apis/*.proto
+protos: build ## generate the protobuf messages and gRPC stubs
+	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src $(PROTOS)
+	$(BIN)/python -m grpc_tools.protoc -Isrc --grpc_python_out=src $(filter-out $(TTRPC),$(PROTOS))
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
