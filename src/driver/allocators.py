@@ -8,30 +8,27 @@ nothing but other claims' CPUs stand in the way of is worth waiting for; whateve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from driver.claims import FROM_CLAIM, FROM_CLASS, AllocatedClaim, DeviceResult
-from driver.devices import Device, DeviceModel
+from driver.devices import INDIVIDUAL, Device, DeviceModel
 from driver.errors import ClaimError, ClaimPendingError
 from driver.json_values import quoted
 from driver.names import DRIVER_NAME, ClaimUID
 from driver.parameters import parse_parameters
+from driver.wording import SHOWN_NAMES, count, held_by, names, shown, subject
 from fastcpu import CpuSet
 from fastcpu.errors import CpuCheckError, CpuListError
 from fastcpu.pool import CpuPool
 
-__all__ = ["Allocator", "Choice", "ExternalAllocator", "Holders"]
+__all__ = ["Allocator", "Choice", "ExternalAllocator", "Holders", "find_device"]
 
 Holders = Callable[[CpuSet], Mapping[ClaimUID, CpuSet]]
 """Says which claims hold which of some CPUs."""
 
 _Demand = tuple[int, int]  # a group and how many CPUs of it
-
-# The kubelet cuts an event's message at about 1,000 characters. All faults of one cpuset together stay below that.
-_SHOWN_CPULIST: Final = 64
-_SHOWN_NAMES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +50,7 @@ class Choice:
 class Allocator(Protocol):
     """What chooses the CPUs of a claim."""
 
-    def choose(self, claim: AllocatedClaim, holders: Holders) -> Choice:
+    def choose(self, claim: AllocatedClaim, holders: Holders, held: CpuSet | None = None) -> Choice:
         """Choose CPUs for a claim, without taking them.
 
         Parameters
@@ -62,6 +59,9 @@ class Allocator(Protocol):
             The claim.
         holders : callable
             Gives the claims that hold some CPUs; called only where CPUs are taken.
+        held : CpuSet, optional
+            The CPUs that the claim holds already. Who is free to choose chooses these, if they are what the claim asks
+            for; the caller checks that they are what was chosen.
 
         Returns
         -------
@@ -75,6 +75,36 @@ class Allocator(Protocol):
             If the claim cannot get CPUs as it is.
         """
         ...
+
+
+def find_device(model: DeviceModel, node_name: str, result: DeviceResult) -> Device:
+    """Return the device that an allocation result names.
+
+    Parameters
+    ----------
+    model : DeviceModel
+        The node's devices.
+    node_name : str
+        Name of the node, which is the name of its resource pool.
+    result : DeviceResult
+        The result.
+
+    Raises
+    ------
+    ClaimError
+        If it names another node's pool, or no device of this node.
+    """
+    place = f'request "{result.request}", device {result.device}'
+    if result.pool != node_name:
+        raise ClaimError(f'{place}: its pool is "{result.pool}"; expected "{node_name}", the pool of this node')
+    device = model.by_name.get(result.device)
+    if device is None:
+        how = "cpuDeviceMode: individual" if model.group_by == INDIVIDUAL else f"groupBy: {model.group_by}"
+        raise ClaimError(
+            f"{place}: no such device on this node, where {how} "
+            f"publishes {names([device.name for device in model.devices])}"
+        )
+    return device
 
 
 class ExternalAllocator:
@@ -95,7 +125,7 @@ class ExternalAllocator:
         self._pool = pool
         self._node_name = node_name
 
-    def choose(self, claim: AllocatedClaim, holders: Holders) -> Choice:
+    def choose(self, claim: AllocatedClaim, holders: Holders, held: CpuSet | None = None) -> Choice:
         """Check the CPUs that were chosen for a claim.
 
         CPUs that the claim itself holds already do not count as taken.
@@ -106,6 +136,8 @@ class ExternalAllocator:
             The claim.
         holders : callable
             Gives the claims that hold some CPUs; called only where CPUs are taken.
+        held : CpuSet, optional
+            The CPUs that the claim holds already, which changes nothing in what was chosen for it.
 
         Returns
         -------
@@ -120,7 +152,10 @@ class ExternalAllocator:
         """
         demands: dict[str, list[_Demand]] = {}
         for result in claim.results:
-            demands.setdefault(result.request, []).append((self._device(result).group, result.cpus))
+            device = find_device(self._model, self._node_name, result)
+            if result.fault:
+                raise ClaimError(f'request "{result.request}", device {result.device}: {result.fault}')
+            demands.setdefault(result.request, []).append((device.group, result.cpus))
         chosen: dict[str, CpuSet] = {}
         conflicts = []
         for request, wanted in demands.items():
@@ -130,7 +165,7 @@ class ExternalAllocator:
             for other, others in chosen.items():
                 if not cpus.isdisjoint(others):
                     raise ClaimError(
-                        f'request "{request}", cpuset {_shown(cpus)}: {_subject(cpus & others)} also in the cpuset '
+                        f'request "{request}", cpuset {shown(cpus)}: {subject(cpus & others)} also in the cpuset '
                         f'of request "{other}"; expected different CPUs for each request of a claim'
                     )
             chosen[request] = cpus
@@ -138,30 +173,14 @@ class ExternalAllocator:
             raise ClaimPendingError(conflicts[0])
         return Choice(cpus=CpuSet().union(*chosen.values()), by_request=chosen)
 
-    def _device(self, result: DeviceResult) -> Device:
-        place = f'request "{result.request}", device {result.device}'
-        if result.pool != self._node_name:
-            raise ClaimError(
-                f'{place}: its pool is "{result.pool}"; expected "{self._node_name}", the pool of this node'
-            )
-        device = self._model.by_name.get(result.device)
-        if device is None:
-            raise ClaimError(
-                f"{place}: no such device on this node, where groupBy: {self._model.group_by} "
-                f"publishes {_names([device.name for device in self._model.devices])}"
-            )
-        if result.fault:
-            raise ClaimError(f"{place}: {result.fault}")
-        return device
-
     def _check(
         self, claim: AllocatedClaim, request: str, demands: tuple[_Demand, ...], holders: Holders
     ) -> tuple[CpuSet, str]:
         """Return a request's CPUs, and what to say if only other claims stand in the way."""
-        count = claim.request_counts.get(request, 1)
-        if self._model.group_by == "machine" and count != 1:
+        devices = claim.request_counts.get(request, 1)
+        if self._model.group_by == "machine" and devices != 1:
             raise ClaimError(
-                f'request "{request}" has count {count}, but the machine is one device; '
+                f'request "{request}" has count {devices}, but the machine is one device; '
                 "expected count 1, and a request of its own for each further cpuset"
             )
         cpulist = _cpulist(claim, request)
@@ -176,27 +195,27 @@ class ExternalAllocator:
             lasting = list(self._lasting_faults(error, demands))
             # A claim may hold its CPUs before this check: an adopted one is checked when it is prepared again.
             held = holders(error.taken)
-            passing = list(_conflicts({uid: cpus for uid, cpus in held.items() if uid != claim.uid}))
+            passing = list(held_by({uid: cpus for uid, cpus in held.items() if uid != claim.uid}))
             if not passing and not error.taken <= held.get(claim.uid, CpuSet()):
-                passing = [f"{_subject(error.taken)} held already"]
+                passing = [f"{subject(error.taken)} held already"]
             faults = "; ".join([*lasting, *passing, self._offer(demands)])
-            message = f'request "{request}", cpuset {_shown(error.cpus)}: {faults}'
+            message = f'request "{request}", cpuset {shown(error.cpus)}: {faults}'
             if lasting:
                 raise ClaimError(message) from None
             return error.cpus, message if passing else ""
 
     def _lasting_faults(self, error: CpuCheckError, demands: tuple[_Demand, ...]) -> Iterator[str]:
-        wanted = sum(count for _, count in demands)
+        wanted = sum(cpus for _, cpus in demands)
         if len(error.cpus) != wanted:
-            yield f"it has {_count(error.cpus)}, but the request consumes {wanted}"
+            yield f"it has {count(len(error.cpus))}, but the request consumes {wanted}"
         if error.unmanaged:
-            yield f"{_subject(error.unmanaged)} not online on this node, which has {_shown(self._pool.online)}"
+            yield f"{subject(error.unmanaged)} not online on this node, which has {shown(self._pool.online)}"
         if error.reserved:
-            yield f"{_subject(error.reserved)} reserved on this node"
+            yield f"{subject(error.reserved)} reserved on this node"
         if error.outside:
             owners = [device.name for device in self._model.devices if not device.cpus.isdisjoint(error.outside)]
-            where = f"of {_names(owners)}" if owners else "of no device"
-            yield f"{_subject(error.outside)} {where}, not of the devices allocated to the request"
+            where = f"of {names(owners)}" if owners else "of no device"
+            yield f"{subject(error.outside)} {where}, not of the devices allocated to the request"
         if len(error.cpus) == wanted and not (error.unmanaged or error.reserved or error.outside):
             for group, consumed, chosen in error.miscounted:
                 device = self._model.devices[group].name
@@ -204,8 +223,8 @@ class ExternalAllocator:
 
     def _offer(self, demands: tuple[_Demand, ...]) -> str:
         devices = [self._model.devices[group] for group in dict.fromkeys(group for group, _ in demands)]
-        offers = [f"{device.name} has CPUs {_shown(device.cpus)}" for device in devices[:_SHOWN_NAMES]]
-        return ", ".join(offers) + (f" and {len(devices) - _SHOWN_NAMES} more" if len(devices) > _SHOWN_NAMES else "")
+        offers = [f"{device.name} has CPUs {shown(device.cpus)}" for device in devices[:SHOWN_NAMES]]
+        return ", ".join(offers) + (f" and {len(devices) - SHOWN_NAMES} more" if len(devices) > SHOWN_NAMES else "")
 
 
 def _cpulist(claim: AllocatedClaim, request: str) -> str:
@@ -230,34 +249,3 @@ def _cpulist(claim: AllocatedClaim, request: str) -> str:
             "since with allocator: external the driver chooses none"
         )
     return cpuset
-
-
-def _conflicts(holders: Mapping[ClaimUID, CpuSet]) -> Iterator[str]:
-    shown = sorted(holders.items(), key=lambda holder: holder[1].first)
-    for uid, cpus in shown[:_SHOWN_NAMES]:
-        yield f"{_subject(cpus)} held by claim {uid}"
-    if len(shown) > _SHOWN_NAMES:
-        rest = CpuSet().union(*(cpus for _, cpus in shown[_SHOWN_NAMES:]))
-        yield f"{_subject(rest)} held by {len(shown) - _SHOWN_NAMES} more claims"
-
-
-def _shown(cpus: CpuSet) -> str:
-    for text in (str(cpus), cpus.strided()):
-        if len(text) <= _SHOWN_CPULIST:
-            return text
-    beginning = str(cpus)[: _SHOWN_CPULIST + 1].rpartition(",")[0]
-    return f"{beginning},… ({_count(cpus)})"
-
-
-def _count(cpus: CpuSet) -> str:
-    return "1 CPU" if len(cpus) == 1 else f"{len(cpus)} CPUs"
-
-
-def _subject(cpus: CpuSet) -> str:
-    return f"CPU {cpus.first} is" if len(cpus) == 1 else f"CPUs {_shown(cpus)} are"
-
-
-def _names(names: Sequence[str]) -> str:
-    if len(names) <= _SHOWN_NAMES:
-        return ", ".join(names) or "none"
-    return f"{names[0]} … {names[-1]} ({len(names)} devices)"

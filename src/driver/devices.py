@@ -8,45 +8,42 @@ and why. Nothing is ever cut short, because half a list reads like a whole one.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from driver.attributes import (
+    CACHE_L3_ID,
+    CPU_IDS,
+    CPU_IDS_STRIDED,
+    LARGEST_STRING,
+    NET_NUMA_NODE,
+    NUM_CPUS,
+    NUMA_NODE,
+    NUMA_NODE_ID,
+    SMT_ENABLED,
+    SMT_LAYOUT,
+    SMT_LAYOUT_STRIDED,
+    SOCKET_ID,
+    Attributes,
+    LeftOut,
+    pcie_attributes,
+)
 from driver.names import CPU_CAPACITY
 from driver.smt_layout import SmtLayout, smt_layout
 from fastcpu import CpuSet
 from fastcpu.topology import Level, Topology
 
-__all__ = ["LARGEST_STRING", "LARGEST_VALUE_COUNT", "Device", "DeviceModel", "build_devices"]
+__all__ = ["INDIVIDUAL", "Device", "DeviceModel", "build_devices", "mask_matrix"]
 
-LARGEST_STRING: Final = 64
-"""Bytes that a string attribute holds."""
-LARGEST_VALUE_COUNT: Final = 48
-"""Values of attributes that a device may have, the items of lists counted one by one."""
-
-_NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
-_PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
-_NUMA_NODE_ID: Final = "dra.cpu/numaNodeID"
-_NET_NUMA_NODE: Final = "dra.net/numaNode"
-_SOCKET_ID: Final = "dra.cpu/socketID"
-_CACHE_L3_ID: Final = "dra.cpu/cacheL3ID"
-_NUM_CPUS: Final = "dra.cpu/numCPUs"
-_SMT_ENABLED: Final = "dra.cpu/smtEnabled"
-_CPU_IDS: Final = "dra.cpu/cpuIDs"
-_CPU_IDS_STRIDED: Final = "dra.cpu/cpuIDsStrided"
-_SMT_LAYOUT: Final = "dra.cpu/smtLayout"
-_SMT_LAYOUT_STRIDED: Final = "dra.cpu/smtLayoutStrided"
+INDIVIDUAL: Final = "individual"
+"""`DeviceModel.group_by` where each device is one CPU."""
 
 _NAME_PREFIXES: Final = {"numanode": "cpudevnuma", "socket": "cpudevsocket", "l3cache": "cpudevl3cache"}
 _MACHINE: Final = "cpudevmachine"
-
-_SHOWN_DEVICES = 3
-
-_Attributes = dict[str, Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +61,9 @@ class Device:
     attributes : mapping of str to mapping
         The published attributes, as JSON.
     maps_node_allocatable : bool
-        Whether the CPUs that claims consume count against the node's allocatable CPUs (KEP-5517).
+        Whether the CPUs that claims get count against the node's allocatable CPUs (KEP-5517).
+    divisible : bool
+        Whether several claims may have it, each with a number of its CPUs; else one claim has the device as it is.
     """
 
     name: str
@@ -72,20 +71,21 @@ class Device:
     cpus: CpuSet
     attributes: Mapping[str, Mapping[str, object]]
     maps_node_allocatable: bool
+    divisible: bool = True
 
     def to_api(self) -> dict[str, object]:
         """Return the device as an item of a ResourceSlice's ``spec.devices``."""
-        count = str(len(self.cpus))
-        # A range with a step must leave room for one step, which a single CPU does not.
-        amounts = {"validValues": ["1"]} if len(self.cpus) == 1 else {"validRange": {"min": "1", "step": "1"}}
-        device: dict[str, object] = {
-            "name": self.name,
-            "allowMultipleAllocations": True,
-            "attributes": {name: dict(value) for name, value in self.attributes.items()},
-            "capacity": {CPU_CAPACITY: {"value": count, "requestPolicy": {"default": count, **amounts}}},
-        }
-        if self.maps_node_allocatable:
+        attributes = {name: dict(value) for name, value in self.attributes.items()}
+        device: dict[str, object] = {"name": self.name, "attributes": attributes}
+        mapping = {"deviceMultiplier": str(len(self.cpus))}
+        if self.divisible:
+            count = str(len(self.cpus))
+            # A range with a step must leave room for one step, which a single CPU does not.
+            amounts = {"validValues": ["1"]} if len(self.cpus) == 1 else {"validRange": {"min": "1", "step": "1"}}
+            device["allowMultipleAllocations"] = True
+            device["capacity"] = {CPU_CAPACITY: {"value": count, "requestPolicy": {"default": count, **amounts}}}
             mapping = {"capacityKey": CPU_CAPACITY, "capacityMultiplier": "1"}
+        if self.maps_node_allocatable:
             device["nodeAllocatableResources"] = {"cpu": {"mapping": mapping}}
         return device
 
@@ -97,7 +97,7 @@ class DeviceModel:
     Attributes
     ----------
     group_by : str
-        What a device is a group of.
+        What a device is a group of; `INDIVIDUAL` if it is one CPU.
     devices : tuple of Device
         In the order of their numbers, which is the order in which the scheduler tries them.
     by_name : mapping of str to Device
@@ -137,22 +137,6 @@ class DeviceModel:
 class _Group:
     number: int
     cpus: CpuSet
-
-
-class _LeftOut:
-    """Attributes that could not be published, gathered over all devices so that each gives one warning."""
-
-    def __init__(self) -> None:
-        self.devices: defaultdict[str, list[str]] = defaultdict(list)
-        self._reasons: dict[str, str] = {}
-
-    def add(self, attribute: str, device: str, reason: str) -> None:
-        self.devices[attribute].append(device)
-        self._reasons.setdefault(attribute, reason)
-
-    def warnings(self) -> Iterator[str]:
-        for attribute, devices in self.devices.items():
-            yield f"attribute {attribute} is left out of {_named(devices)}: {self._reasons[attribute]}"
 
 
 def build_devices(
@@ -195,7 +179,7 @@ def build_devices(
     groups = [group for group in groups if not group.cpus <= reserved]
     if not groups:
         warnings.append(f"no device is published: all online CPUs ({topology.online}) are reserved")
-    left_out = _LeftOut()
+    left_out = LeftOut()
     layout = smt_layout(topology.cores) if allocator == "external" else None
     devices = []
     for row, group in enumerate(groups):
@@ -203,12 +187,12 @@ def build_devices(
         name = _MACHINE if prefix is None else f"{prefix}{group.number:03}"
         allocatable = group.cpus - reserved
         attributes = _topology_attributes(topology, group_by, group)
-        attributes[_NUM_CPUS] = {"int": len(allocatable)}
-        attributes[_SMT_ENABLED] = {"bool": topology.smt_enabled}
+        attributes[NUM_CPUS] = {"int": len(allocatable)}
+        attributes[SMT_ENABLED] = {"bool": topology.smt_enabled}
         if layout is not None:
             attributes |= _choice_attributes(name, allocatable, layout, left_out)
         if pcie_roots is not None:
-            attributes |= _pcie_attributes(name, allocatable, pcie_roots, len(attributes), left_out)
+            attributes |= pcie_attributes(name, allocatable, pcie_roots, len(attributes), left_out)
         devices.append(
             Device(
                 name=name,
@@ -222,7 +206,7 @@ def build_devices(
         group_by=group_by,
         devices=tuple(devices),
         by_name={device.name: device for device in devices},
-        groups=_matrix((group.cpus for group in groups), len(groups), topology.n_words),
+        groups=mask_matrix([group.cpus for group in groups], topology.n_words),
         warnings=(*warnings, *left_out.warnings()),
         left_out={attribute: tuple(names) for attribute, names in left_out.devices.items()},
     )
@@ -260,7 +244,7 @@ def _by_numa_node(topology: Topology, cpus: CpuSet) -> Iterator[CpuSet]:
     return (found for found in (*nodes, cpus.difference(*nodes)) if found)
 
 
-def _topology_attributes(topology: Topology, group_by: str, group: _Group) -> _Attributes:
+def _topology_attributes(topology: Topology, group_by: str, group: _Group) -> Attributes:
     if group_by == "machine":
         return {}
     if group_by == "numanode":
@@ -270,11 +254,11 @@ def _topology_attributes(topology: Topology, group_by: str, group: _Group) -> _A
     else:
         numa_node, socket = _shared(topology.numa_nodes, group.cpus), _shared(topology.sockets, group.cpus)
     numbers = {
-        _NUMA_NODE: numa_node,
-        _SOCKET_ID: socket,
-        _CACHE_L3_ID: group.number if group_by == "l3cache" else None,
-        _NUMA_NODE_ID: numa_node if group_by == "numanode" else None,
-        _NET_NUMA_NODE: numa_node if group_by == "numanode" else None,
+        NUMA_NODE: numa_node,
+        SOCKET_ID: socket,
+        CACHE_L3_ID: group.number if group_by == "l3cache" else None,
+        NUMA_NODE_ID: numa_node if group_by == "numanode" else None,
+        NET_NUMA_NODE: numa_node if group_by == "numanode" else None,
     }
     return {name: {"int": number} for name, number in numbers.items() if number is not None}
 
@@ -285,12 +269,12 @@ def _shared(level: Level, cpus: CpuSet) -> int | None:
     return level.ids[row] if row >= 0 and cpus <= level.cpuset(row) else None
 
 
-def _choice_attributes(name: str, cpus: CpuSet, layout: SmtLayout, left_out: _LeftOut) -> _Attributes:
+def _choice_attributes(name: str, cpus: CpuSet, layout: SmtLayout, left_out: LeftOut) -> Attributes:
     """Return what an allocator needs that chooses CPUs itself."""
-    attributes: _Attributes = {}
+    attributes: Attributes = {}
     for attribute, plain, strided_attribute, strided in (
-        (_CPU_IDS, str(cpus), _CPU_IDS_STRIDED, cpus.strided()),
-        (_SMT_LAYOUT, layout.plain, _SMT_LAYOUT_STRIDED, layout.strided),
+        (CPU_IDS, str(cpus), CPU_IDS_STRIDED, cpus.strided()),
+        (SMT_LAYOUT, layout.plain, SMT_LAYOUT_STRIDED, layout.strided),
     ):
         if plain is not None and len(plain) <= LARGEST_STRING:
             attributes[attribute] = {"string": plain}
@@ -304,35 +288,10 @@ def _choice_attributes(name: str, cpus: CpuSet, layout: SmtLayout, left_out: _Le
     return attributes
 
 
-def _pcie_attributes(
-    name: str, cpus: CpuSet, pcie_roots: Mapping[int, Sequence[str]], other_values: int, left_out: _LeftOut
-) -> _Attributes:
-    roots = sorted({root for cpu in cpus for root in pcie_roots.get(cpu, ())})
-    if not roots:
-        return {}
-    room = LARGEST_VALUE_COUNT - other_values
-    if len(roots) > room:
-        reason = (
-            f"it would have {len(roots)} values; {room} of the {LARGEST_VALUE_COUNT} that a device may have are free"
-        )
-        left_out.add(_PCIE_ROOT, name, reason)
-        return {}
-    longest = max(roots, key=len)
-    if len(longest.encode("utf-8", "surrogateescape")) > LARGEST_STRING:
-        left_out.add(_PCIE_ROOT, name, f"the name {longest!r} is longer than the {LARGEST_STRING} bytes of a string")
-        return {}
-    return {_PCIE_ROOT: {"strings": roots}}
-
-
-def _matrix(rows: Iterable[CpuSet], n_rows: int, n_words: int) -> npt.NDArray[np.uint64]:
-    matrix = np.zeros((n_rows, n_words), np.uint64)
+def mask_matrix(rows: Sequence[CpuSet], n_words: int) -> npt.NDArray[np.uint64]:
+    """Return groups of CPUs as a read-only matrix, a row for each."""
+    matrix = np.zeros((len(rows), n_words), np.uint64)
     for row, cpus in zip(matrix, rows, strict=True):
         row[: len(cpus.words)] = cpus.words
     matrix.flags.writeable = False
     return matrix
-
-
-def _named(devices: Sequence[str]) -> str:
-    if len(devices) <= _SHOWN_DEVICES:
-        return ", ".join(devices)
-    return f"{len(devices)} devices from {devices[0]} to {devices[-1]}"

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver.devices import LARGEST_VALUE_COUNT, Device, DeviceModel, build_devices
+from driver.attributes import LARGEST_VALUE_COUNT
+from driver.devices import Device, DeviceModel, build_devices
 from driver.quantity import parse_quantity
 from driver.smt_layout import smt_layout
 from fastcpu import CpuSet
