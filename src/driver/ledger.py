@@ -42,7 +42,7 @@ class PreparedDevice:
     share_id : str or None
         The id of this share of the device.
     cpus : int
-        How many of the device's CPUs it consumes.
+        How many of the device's CPUs it consumes; 0 where a device is one CPU and nothing is consumed of it.
     """
 
     request: str

@@ -289,7 +289,7 @@ class Preparer:
     def _verify(self, claim: AllocatedClaim) -> Record:
         """Compare an adopted record with the claim that it must be of; return the full record."""
         held = self._ledger.records[claim.uid]
-        record = _record(claim, self._allocator.choose(claim, self._ledger.holders))
+        record = _record(claim, self._allocator.choose(claim, self._ledger.holders, held.cpus))
         if record.cpus != held.cpus:
             raise ClaimError(
                 f"the claim is to have CPUs {record.cpus or 'none'}, but a CDI spec found at the driver's start gives "
@@ -372,7 +372,7 @@ def _answers(record: Record, metadata_ids: Mapping[str, str]) -> tuple[PreparedA
 
 
 def _device_names(record: Record) -> str:
-    return ",".join(f"{device.device}:{device.cpus}" for device in record.devices)
+    return ",".join(f"{device.device}:{device.cpus}" if device.cpus else device.device for device in record.devices)
 
 
 @contextmanager
