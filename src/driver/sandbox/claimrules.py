@@ -8,7 +8,7 @@ business of whoever allocates.
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 from driver.sandbox.apistatus import FieldErrors, JsonObject
 from driver.sandbox.rules import keep_other_part
@@ -20,7 +20,9 @@ from driver.sandbox.syntax import (
     check_subdomain,
     members,
     objects,
-    respell_quantities,
+    respell_all,
+    text,
+    texts,
 )
 
 _MOST_REQUESTS: Final = 32
@@ -34,8 +36,6 @@ _SOURCES: Final = ["FromClaim", "FromClass"]
 _MODES: Final = ["All", "ExactCount"]
 _SHARE_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
-DeviceKey = tuple[Any, Any, Any, Any]
-
 
 class ClaimRules:
     """Checks claims."""
@@ -48,8 +48,9 @@ class ClaimRules:
             keep_other_part(new, old, subresource)
         if subresource != "status":
             for request in _requests(new):
-                _set_defaults(request.get("exactly"))
-                for alternative in request.get("firstAvailable") or ():
+                if request.get("exactly") is not None:
+                    _set_defaults(members(request["exactly"], "spec.devices.requests.exactly"))
+                for alternative in _alternatives(request):
                     _set_defaults(alternative)
         elif old is not None:
             _prepare_status(new, old)
@@ -66,37 +67,42 @@ class ClaimRules:
 
 
 def _requests(claim: JsonObject) -> list[JsonObject]:
-    requests = ((claim.get("spec") or {}).get("devices") or {}).get("requests")
-    return [request for request in requests if isinstance(request, dict)] if isinstance(requests, list) else []
+    devices = members(members(claim.get("spec"), "spec").get("devices"), "spec.devices")
+    return objects(devices.get("requests"), "spec.devices.requests")
 
 
-def _set_defaults(request: object) -> None:
-    if isinstance(request, dict):
-        request.setdefault("allocationMode", "ExactCount")
-        if request["allocationMode"] == "ExactCount":
-            request.setdefault("count", 1)
+def _alternatives(request: JsonObject) -> list[JsonObject]:
+    return objects(request.get("firstAvailable"), "spec.devices.requests.firstAvailable")
+
+
+def _set_defaults(request: JsonObject) -> None:
+    if request.setdefault("allocationMode", "ExactCount") == "ExactCount":
+        request.setdefault("count", 1)
 
 
 def _request_names(claim: JsonObject) -> set[str]:
     """Return the names a result or a config of this claim may refer to."""
     names = set()
     for request in _requests(claim):
-        name = str(request.get("name"))
+        name = text(request.get("name"), "spec.devices.requests.name")
         names.add(name)
-        names |= {f"{name}/{alternative.get('name')}" for alternative in request.get("firstAvailable") or ()}
+        for alternative in _alternatives(request):
+            names.add(f"{name}/{text(alternative.get('name'), 'spec.devices.requests.firstAvailable.name')}")
     return names
 
 
 def _prepare_status(new: JsonObject, old: JsonObject) -> None:
-    status = new.get("status") or {}
+    status = members(new.get("status"), "status")
     for key in ("allocation", "reservedFor", "devices"):
         if key in status and not status[key]:
             del status[key]
-    for result in ((status.get("allocation") or {}).get("devices") or {}).get("results") or ():
-        if isinstance(result, dict) and not result.get("adminAccess", True):
-            del result["adminAccess"]
+    for index, result in enumerate(_results(_allocation(new))):
+        if result.get("adminAccess") in (False, None):
+            result.pop("adminAccess", None)
+        field = f"status.allocation.devices.results[{index}].consumedCapacity"
+        respell_all(result.get("consumedCapacity"), field)
     # What a driver reported about a device ends with its allocation.
-    if (old.get("status") or {}).get("allocation") and "allocation" not in status:
+    if _allocation(old) and "allocation" not in status:
         status.pop("devices", None)
     if status:
         new["status"] = status
@@ -104,21 +110,28 @@ def _prepare_status(new: JsonObject, old: JsonObject) -> None:
         new.pop("status", None)
 
 
+def _allocation(claim: JsonObject) -> JsonObject:
+    return members(members(claim.get("status"), "status").get("allocation"), "status.allocation")
+
+
+def _results(allocation: JsonObject) -> list[JsonObject]:
+    devices = members(allocation.get("devices"), "status.allocation.devices")
+    return objects(devices.get("results"), "status.allocation.devices.results")
+
+
 def _check_spec(claim: JsonObject, errors: FieldErrors) -> None:
-    devices = members((claim.get("spec") or {}).get("devices"), "spec.devices", errors)
-    requests = objects(devices.get("requests"), "spec.devices.requests", errors)
+    requests, known = _requests(claim), _request_names(claim)
     if len(requests) > _MOST_REQUESTS:
         errors.too_many("spec.devices.requests", len(requests), _MOST_REQUESTS)
-    names = set()
+    names: set[str] = set()
     for index, request in enumerate(requests):
         field = f"spec.devices.requests[{index}]"
         check_label(request.get("name"), f"{field}.name", errors)
         if request.get("name") in names:
             errors.duplicate(f"{field}.name", request.get("name"))
-        names.add(request.get("name"))
+        names.add(str(request.get("name")))
         _check_request(request, field, errors)
-    known = _request_names(claim)
-    configs = objects(devices.get("config"), "spec.devices.config", errors)
+    configs = objects((claim.get("spec") or {}).get("devices", {}).get("config"), "spec.devices.config")
     if len(configs) > _MOST_SPEC_CONFIGS:
         errors.too_many("spec.devices.config", len(configs), _MOST_SPEC_CONFIGS)
     for index, config in enumerate(configs):
@@ -126,15 +139,14 @@ def _check_spec(claim: JsonObject, errors: FieldErrors) -> None:
 
 
 def _check_request(request: JsonObject, field: str, errors: FieldErrors) -> None:
-    exactly, alternatives = request.get("exactly"), request.get("firstAvailable")
-    if (exactly is None) == (not alternatives):
+    exactly, choices = request.get("exactly"), _alternatives(request)
+    if (exactly is None) == (not choices):
         text = "exactly one of `exactly`, `firstAvailable` is required"
         errors.required(field, text) if exactly is None else errors.invalid(field, "<value omitted>", text)
         return
     if exactly is not None:
-        _check_exact(members(exactly, f"{field}.exactly", errors), f"{field}.exactly", errors)
+        _check_exact(members(exactly, f"{field}.exactly"), f"{field}.exactly", errors)
         return
-    choices = objects(alternatives, f"{field}.firstAvailable", errors)
     if len(choices) > _MOST_SUB_REQUESTS:
         errors.too_many(f"{field}.firstAvailable", len(choices), _MOST_SUB_REQUESTS)
     for index, alternative in enumerate(choices):
@@ -152,107 +164,101 @@ def _check_exact(request: JsonObject, field: str, errors: FieldErrors) -> None:
         errors.invalid(f"{field}.count", count, "must be greater than zero")
     elif mode == "All" and count:
         errors.invalid(f"{field}.count", count, "must not be specified when allocationMode is 'All'")
-    capacity = members(request.get("capacity"), f"{field}.capacity", errors)
-    respell_quantities(capacity.get("requests"), f"{field}.capacity.requests", errors)
+    capacity = members(request.get("capacity"), f"{field}.capacity")
+    respell_all(capacity.get("requests"), f"{field}.capacity.requests")
 
 
 def _check_config(config: JsonObject, known: set[str], field: str, errors: FieldErrors) -> None:
-    for index, name in enumerate(config.get("requests") or ()):
+    for index, name in enumerate(texts(config.get("requests"), f"{field}.requests")):
         if name not in known:
             errors.invalid(f"{field}.requests[{index}]", name, "must be the name of a request in the claim")
     if config.get("opaque") is None:
         errors.required(f"{field}.opaque")
         return
-    opaque = members(config["opaque"], f"{field}.opaque", errors)
+    opaque = members(config["opaque"], f"{field}.opaque")
     check_driver(opaque.get("driver"), f"{field}.opaque.driver", errors)
     check_opaque(opaque.get("parameters"), f"{field}.opaque.parameters", errors)
 
 
 def _check_status(new: JsonObject, old: JsonObject, errors: FieldErrors) -> None:
-    status, before = members(new.get("status"), "status", errors), old.get("status") or {}
-    allocation = members(status.get("allocation"), "status.allocation", errors)
-    for index, result in enumerate(_results(allocation, errors)):
-        field = f"status.allocation.devices.results[{index}].consumedCapacity"
-        respell_quantities(result.get("consumedCapacity"), field, errors)
+    status, before = members(new.get("status"), "status"), old.get("status") or {}
+    allocation = _allocation(new)
     if before.get("allocation") and allocation and before["allocation"] != allocation:
         errors.invalid("status.allocation", "<value omitted>", "field is immutable")
         return
     if allocation and not before.get("allocation"):
         _check_allocation(allocation, _request_names(new), errors)
-    reservations = objects(status.get("reservedFor"), "status.reservedFor", errors)
+    reservations = objects(status.get("reservedFor"), "status.reservedFor")
     if len(reservations) > _MOST_RESERVATIONS:
         errors.too_many("status.reservedFor", len(reservations), _MOST_RESERVATIONS)
-    _check_reservations(reservations, before.get("reservedFor") or [], errors)
+    _check_reservations(reservations, errors)
     if reservations and not allocation:
         errors.forbidden("status.reservedFor", "may not be specified when `allocated` is not set")
     if new["metadata"].get("deletionTimestamp"):
-        added = {str(entry.get("uid")) for entry in reservations}
-        if added - {str(entry.get("uid")) for entry in before.get("reservedFor") or ()}:
+        added = [entry for entry in reservations if entry not in before.get("reservedFor", ())]
+        if added:
             errors.forbidden("status.reservedFor", "new entries may not be added while `deletionTimestamp` is set")
     _check_devices(status, allocation, errors)
 
 
-def _check_reservations(entries: list[JsonObject], before: list[JsonObject], errors: FieldErrors) -> None:
+def _check_reservations(entries: list[JsonObject], errors: FieldErrors) -> None:
     seen = set()
     for index, entry in enumerate(entries):
         field = f"status.reservedFor[{index}]"
         for key in ("resource", "name", "uid"):
-            if not entry.get(key) and entry not in before:
+            if not text(entry.get(key), f"{field}.{key}"):
                 errors.required(f"{field}.{key}")
         if entry.get("uid") in seen:
             errors.duplicate(f"{field}.uid", entry.get("uid"))
         seen.add(entry.get("uid"))
 
 
-def _results(allocation: JsonObject, errors: FieldErrors) -> list[JsonObject]:
-    devices = members(allocation.get("devices"), "status.allocation.devices", errors)
-    return objects(devices.get("results"), "status.allocation.devices.results", errors)
-
-
 def _check_allocation(allocation: JsonObject, known: set[str], errors: FieldErrors) -> None:
-    devices = members(allocation.get("devices"), "status.allocation.devices", errors)
-    results = _results(allocation, errors)
+    devices = members(allocation.get("devices"), "status.allocation.devices")
+    results = _results(allocation)
     if len(results) > _MOST_RESULTS:
         errors.too_many("status.allocation.devices.results", len(results), _MOST_RESULTS)
     for index, result in enumerate(results):
         field = f"status.allocation.devices.results[{index}]"
-        if result.get("request") not in known:
+        if text(result.get("request"), f"{field}.request") not in known:
             errors.invalid(f"{field}.request", result.get("request"), "must be the name of a request in the claim")
         check_driver(result.get("driver"), f"{field}.driver", errors)
         check_pool(result.get("pool"), f"{field}.pool", errors)
         check_label(result.get("device"), f"{field}.device", errors)
-        share = result.get("shareID")
-        if share is not None and not (isinstance(share, str) and _SHARE_ID.fullmatch(share)):
+        share = text(result.get("shareID"), f"{field}.shareID")
+        if share and not _SHARE_ID.fullmatch(share):
             errors.invalid(f"{field}.shareID", share, "must be a lowercase UUID in the standard form")
-    configs = objects(devices.get("config"), "status.allocation.devices.config", errors)
+    configs = objects(devices.get("config"), "status.allocation.devices.config")
     if len(configs) > _MOST_CONFIGS:
         errors.too_many("status.allocation.devices.config", len(configs), _MOST_CONFIGS)
     for index, config in enumerate(configs):
         field = f"status.allocation.devices.config[{index}]"
-        if not config.get("source"):
+        source = text(config.get("source"), f"{field}.source")
+        if not source:
             errors.required(f"{field}.source")
-        elif config["source"] not in _SOURCES:
-            errors.unsupported(f"{field}.source", config["source"], _SOURCES)
+        elif source not in _SOURCES:
+            errors.unsupported(f"{field}.source", source, _SOURCES)
         _check_config(config, known, field, errors)
 
 
-def _device_key(entry: JsonObject) -> DeviceKey:
-    return entry.get("driver"), entry.get("pool"), entry.get("device"), entry.get("shareID")
+def _device_key(entry: JsonObject, field: str) -> tuple[str, ...]:
+    """Return what names an entry of `status.devices`, and the result it is about."""
+    return tuple(text(entry.get(key), f"{field}.{key}") for key in ("driver", "pool", "device", "shareID"))
 
 
 def _check_devices(status: JsonObject, allocation: JsonObject, errors: FieldErrors) -> None:
-    results = (allocation.get("devices") or {}).get("results") or ()
-    allocated = {_device_key(result) for result in results}
-    seen: set[DeviceKey] = set()
-    for index, entry in enumerate(objects(status.get("devices"), "status.devices", errors)):
-        field, key = f"status.devices[{index}]", _device_key(entry)
+    allocated = {_device_key(result, "status.allocation.devices.results") for result in _results(allocation)}
+    seen = set()
+    for index, entry in enumerate(objects(status.get("devices"), "status.devices")):
+        field = f"status.devices[{index}]"
+        key = _device_key(entry, field)
+        shown = "/".join(filter(None, key))
         if key not in allocated:
-            shown = "/".join(str(part) for part in key if part is not None)
             errors.invalid(field, shown, "must be an allocated device in the claim")
         if key in seen:
-            errors.duplicate(field, "/".join(str(part) for part in key if part is not None))
+            errors.duplicate(field, shown)
         seen.add(key)
-        conditions = objects(entry.get("conditions"), f"{field}.conditions", errors)
+        conditions = objects(entry.get("conditions"), f"{field}.conditions")
         if len(conditions) > _MOST_CONDITIONS:
             errors.too_many(f"{field}.conditions", len(conditions), _MOST_CONDITIONS)
         if entry.get("data") is not None:

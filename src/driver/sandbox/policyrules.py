@@ -7,8 +7,8 @@ from fractions import Fraction
 from typing import Any, Final
 
 from driver.quantity import parse_quantity
-from driver.sandbox.amounts import respelled
-from driver.sandbox.apistatus import FieldErrors, JsonObject
+from driver.sandbox.apistatus import FieldErrors, JsonObject, StatusError
+from driver.sandbox.syntax import members, respell
 
 _MOST_VALID_VALUES: Final = 10
 _MILLI: Final = 1000
@@ -29,7 +29,7 @@ def check_policy(policy: JsonObject, value: str, field: str, errors: FieldErrors
     errors : FieldErrors
     """
     capacity = parse_quantity(value)
-    default = _take(policy, "default", field, errors)
+    default = _take(policy, "default", field)
     valid_values, valid_range = policy.get("validValues"), policy.get("validRange")
     if valid_values and valid_range is not None:
         errors.forbidden(field, 'cannot specify "validValues" and "validRange" at the same time')
@@ -41,32 +41,22 @@ def check_policy(policy: JsonObject, value: str, field: str, errors: FieldErrors
         errors.required(f"{field}.default", f"required when {kind} is defined")
     elif valid_values:
         _check_values(valid_values, default, capacity, f"{field}.validValues", errors)
-    elif isinstance(valid_range, dict):
-        _check_range(valid_range, default, capacity, f"{field}.validRange", errors)
     else:
-        errors.invalid(f"{field}.validRange", "<value omitted>", "must be an object")
+        place = f"{field}.validRange"
+        _check_range(members(valid_range, place), default, capacity, place, errors)
 
 
-def _take(holder: JsonObject, key: str, field: str, errors: FieldErrors) -> Fraction | None:
+def _take(holder: JsonObject, key: str, field: str) -> Fraction | None:
     if key not in holder:
         return None
-    try:
-        holder[key] = respelled(holder[key])
-        return parse_quantity(holder[key])
-    except ValueError as error:
-        errors.invalid(f"{field}.{key}", holder[key], str(error))
-        return None
+    holder[key] = respell(holder[key], f"{field}.{key}")
+    return parse_quantity(holder[key])
 
 
 def _check_values(values: Any, default: Fraction, capacity: Fraction, field: str, errors: FieldErrors) -> None:
     if not isinstance(values, list):
-        errors.invalid(field, "<value omitted>", "must be a list")
-        return
-    try:
-        values[:] = [respelled(option) for option in values]
-    except ValueError as error:
-        errors.invalid(field, "<value omitted>", str(error))
-        return
+        raise StatusError(400, f"{field} must be a list")
+    values[:] = [respell(option, field) for option in values]
     if len(values) > _MOST_VALID_VALUES:
         errors.too_many(field, len(values), _MOST_VALID_VALUES)
     options = [parse_quantity(option) for option in values]
@@ -83,7 +73,7 @@ def _check_values(values: Any, default: Fraction, capacity: Fraction, field: str
 
 
 def _check_range(bounds: JsonObject, default: Fraction, capacity: Fraction, field: str, errors: FieldErrors) -> None:
-    low, high, step = (_take(bounds, key, field, errors) for key in _RANGE_FIELDS)
+    low, high, step = (_take(bounds, key, field) for key in _RANGE_FIELDS)
     if low is None:
         errors.required(f"{field}.min", "required when validRange is defined")
         return

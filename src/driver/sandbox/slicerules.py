@@ -22,7 +22,7 @@ from driver.sandbox.syntax import (
     is_positive,
     members,
     objects,
-    respell_quantities,
+    respell,
     without_empty,
 )
 
@@ -49,6 +49,7 @@ _DEVICE_FIELDS: Final = frozenset(
         "nodeAllocatableResources",
     }
 )
+_MAPS: Final = frozenset({"attributes", "capacity", "counters", "nodeAllocatableResources"})
 _NODE_CHOICES: Final = ("nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection")
 _MOST_DEVICES: Final = 128
 _MOST_ADVANCED_DEVICES: Final = 64
@@ -82,8 +83,9 @@ class SliceRules:
     def prepare(self, new: JsonObject, old: JsonObject | None, subresource: str) -> None:
         """Drop what the server does not know or a closed gate hides, unless the stored slice has it already."""
         del subresource
-        spec = without_empty({key: value for key, value in (new.get("spec") or {}).items() if key in _SPEC_FIELDS})
-        new["spec"] = spec
+        known = {key: value for key, value in members(new.get("spec"), "spec").items() if key in _SPEC_FIELDS}
+        objects(known.get("devices"), "spec.devices")
+        spec = new["spec"] = without_empty(known, _MAPS)
         had_lists = old is not None and any(True for _ in _list_attributes(old["spec"]))
         had_mapping = old is not None and any(
             device.get("nodeAllocatableResources") for device in _devices(old["spec"])
@@ -102,7 +104,7 @@ class SliceRules:
         del subresource
         spec = new["spec"]
         check_driver(spec.get("driver"), "spec.driver", errors)
-        pool = members(spec.get("pool"), "spec.pool", errors)
+        pool = members(spec.get("pool"), "spec.pool")
         check_pool(pool.get("name"), "spec.pool.name", errors)
         _check_pool_numbers(pool, errors)
         if old is not None:
@@ -111,7 +113,7 @@ class SliceRules:
         if "sharedCounters" in spec and "devices" in spec:
             errors.invalid("spec", "", "only one of `sharedCounters` or `devices` is allowed")
 
-        devices = objects(spec.get("devices"), "spec.devices", errors)
+        devices = objects(spec.get("devices"), "spec.devices")
         advanced = any(True for _ in _list_attributes(spec)) or any(
             device.get("taints") or device.get("consumesCounters") for device in devices
         )
@@ -128,28 +130,25 @@ class SliceRules:
 
 
 def _devices(spec: JsonObject) -> list[JsonObject]:
-    devices = spec.get("devices")
-    if devices is None:
-        return []
-    if not isinstance(devices, list) or not all(isinstance(device, dict) for device in devices):
-        raise StatusError(400, "spec.devices must be a list of objects")
+    devices: list[JsonObject] = spec.get("devices", [])
     return devices
 
 
 def _list_attributes(spec: JsonObject) -> Iterator[tuple[JsonObject, str]]:
     for device in _devices(spec):
-        attributes = device.get("attributes")
-        for attribute in attributes.values() if isinstance(attributes, dict) else ():
+        for place, attribute in members(device.get("attributes"), "attributes").items():
             for name in _LISTS:
-                if isinstance(attribute, dict) and name in attribute:
+                if name in members(attribute, place):
                     yield attribute, name
 
 
 def _check_pool_numbers(pool: JsonObject, errors: FieldErrors) -> None:
     count, generation = pool.get("resourceSliceCount", 0), pool.setdefault("generation", 0)
-    if not isinstance(count, int) or count <= 0:
+    if type(count) is not int or type(generation) is not int:
+        raise StatusError(400, "spec.pool.resourceSliceCount and spec.pool.generation must be whole numbers")
+    if count <= 0:
         errors.invalid("spec.pool.resourceSliceCount", count, "must be greater than zero")
-    if not isinstance(generation, int) or generation < 0:
+    if generation < 0:
         errors.invalid("spec.pool.generation", generation, "must be greater than or equal to zero")
 
 
@@ -180,8 +179,8 @@ def _check_node_choice(spec: JsonObject, errors: FieldErrors) -> None:
 
 def _check_device(device: JsonObject, field: str, errors: FieldErrors) -> None:
     check_label(device.get("name"), f"{field}.name", errors)
-    attributes = members(device.get("attributes"), f"{field}.attributes", errors)
-    capacity = members(device.get("capacity"), f"{field}.capacity", errors)
+    attributes = members(device.get("attributes"), f"{field}.attributes")
+    capacity = members(device.get("capacity"), f"{field}.capacity")
     if len(attributes) + len(capacity) > _MOST_ATTRIBUTES_AND_CAPACITIES:
         text = f"the total number of attributes and capacities must not exceed {_MOST_ATTRIBUTES_AND_CAPACITIES}"
         errors.invalid(field, len(attributes) + len(capacity), text)
@@ -203,25 +202,21 @@ def _check_device(device: JsonObject, field: str, errors: FieldErrors) -> None:
 
 def _check_attribute(attribute: object, field: str, errors: FieldErrors) -> int:
     """Report what is wrong with one attribute, and return how many values it counts for."""
-    if not isinstance(attribute, dict):
-        errors.invalid(field, "<value omitted>", "must be an object with one value")
-        return 1
     known = {**_SCALARS, **_LISTS}
-    given = {name: value for name, value in attribute.items() if name in known}
+    given = {name: value for name, value in members(attribute, field).items() if name in known}
     if len(given) != 1:
         errors.invalid(field, given or "", "exactly one value must be specified")
     count = 0
     for name, value in given.items():
         items = value if name in _LISTS else [value]
         if not isinstance(items, list):
-            errors.invalid(f"{field}.{name}", value, "must be a list")
-            continue
+            raise StatusError(400, f"{field}.{name} must be a list")
         count += len(items) if name in _LISTS else 1
         for index, item in enumerate(items):
             place = f"{field}.{name}" + (f"[{index}]" if name in _LISTS else "")
             if type(item) is not known[name]:
-                errors.invalid(place, item, f"must be of type {known[name].__name__}")
-            elif isinstance(item, str):
+                raise StatusError(400, f"{place} must be of type {known[name].__name__}")
+            if isinstance(item, str):
                 _check_text(item, name, place, errors)
     return max(count, 1)
 
@@ -234,30 +229,22 @@ def _check_text(text: str, name: str, field: str, errors: FieldErrors) -> None:
 
 
 def _check_capacity(amount: object, shared: bool, field: str, errors: FieldErrors) -> None:
-    if not isinstance(amount, dict):
-        errors.invalid(field, amount, "must be an object with a value")
-        return
-    amount.setdefault("value", "0")
-    given = {"value": amount["value"]}
-    respell_quantities(given, field, errors)
-    amount["value"] = given["value"]
-    policy = amount.get("requestPolicy")
-    if policy is None or errors:
+    given = members(amount, field)
+    given["value"] = respell(given.get("value", "0"), field)
+    if given.get("requestPolicy") is None:
         return
     if not shared:
         errors.forbidden(f"{field}.requestPolicy", "allowMultipleAllocations must be true")
-    else:
-        check_policy(
-            members(policy, f"{field}.requestPolicy", errors), amount["value"], f"{field}.requestPolicy", errors
-        )
+        return
+    check_policy(members(given["requestPolicy"], field), given["value"], f"{field}.requestPolicy", errors)
 
 
 def _check_node_resources(device: JsonObject, capacity: JsonObject, field: str, errors: FieldErrors) -> None:
-    for name, entry in members(device.get("nodeAllocatableResources"), field, errors).items():
+    for name, entry in members(device.get("nodeAllocatableResources"), field).items():
         place = f"{field}[{name}]"
         if name not in ("cpu", "memory") and not name.startswith("hugepages-"):
             errors.invalid(place, name, "only cpu, memory and hugepages-* can be mapped")
-        mapping = members(members(entry, place, errors).get("mapping"), f"{place}.mapping", errors)
+        mapping = members(members(entry, place).get("mapping"), f"{place}.mapping")
         by_capacity = "capacityKey" in mapping or "capacityMultiplier" in mapping
         if not mapping and not entry.get("overhead"):
             errors.required(place, "at least one of mapping, overhead is required")

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from typing import Any, Final
 
 from driver.quantity import parse_quantity
 from driver.sandbox.amounts import respelled
-from driver.sandbox.apistatus import FieldErrors, JsonObject
+from driver.sandbox.apistatus import FieldErrors, JsonObject, StatusError
 
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _DNS_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
@@ -85,15 +86,24 @@ def check_opaque(value: object, field: str, errors: FieldErrors) -> None:
         errors.too_long(field, _LARGEST_OPAQUE)
 
 
-def respell_quantities(quantities: Any, field: str, errors: FieldErrors) -> None:
-    """Rewrite a map of quantities in the server's spelling, in place, and report those that are none."""
-    if not isinstance(quantities, dict):
-        return
-    for name, value in quantities.items():
-        try:
-            quantities[name] = respelled(value)
-        except ValueError as error:
-            errors.invalid(f"{field}[{name}]", value, str(error))
+def respell(quantity: object, field: str) -> str:
+    """Return a quantity in the server's spelling.
+
+    Raises
+    ------
+    StatusError
+        400 if it is none: the server cannot even decode it.
+    """
+    try:
+        return respelled(quantity)
+    except ValueError as error:
+        raise StatusError(400, f"{field}: {error}") from error
+
+
+def respell_all(quantities: Any, field: str) -> None:
+    """Rewrite a map of quantities in the server's spelling, in place."""
+    for name, value in members(quantities, field).items():
+        quantities[name] = respell(value, f"{field}[{name}]")
 
 
 def is_positive(quantity: object) -> bool:
@@ -104,31 +114,87 @@ def is_positive(quantity: object) -> bool:
         return False
 
 
-def without_empty(value: Any) -> Any:
-    """Return a copy without members that are null, an empty list or an empty object: the server does not store them."""
-    if isinstance(value, dict):
-        kept = {key: without_empty(member) for key, member in value.items() if member is not None}
-        return {key: member for key, member in kept.items() if member not in ({}, [])}
+def without_empty(value: Any, maps: Collection[str], *, is_map: bool = False) -> Any:
+    """Return a copy without members that are null, an empty list or an empty object: the server does not store them.
+
+    Parameters
+    ----------
+    value : object
+        Decoded JSON.
+    maps : collection of str
+        Names of members that are maps: their entries stay even if they are empty.
+    is_map : bool
+        Whether `value` is such a map.
+    """
     if isinstance(value, list):
-        return [without_empty(entry) for entry in value]
+        return [without_empty(entry, maps) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {}
+    for key, member in value.items():
+        cleaned = without_empty(member, maps, is_map=key in maps and not is_map)
+        if is_map:
+            kept[key] = {} if cleaned is None else cleaned
+        elif cleaned is not None and cleaned not in ({}, []):
+            kept[key] = cleaned
+    return kept
+
+
+def text(value: object, field: str) -> str:
+    """Return a text, or an empty one for null.
+
+    Raises
+    ------
+    StatusError
+        400 if it is anything else.
+    """
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise StatusError(400, f"{field} must be a string")
     return value
 
 
-def objects(value: object, field: str, errors: FieldErrors) -> list[JsonObject]:
-    """Return the entries of a list of objects; anything else is reported and read as empty."""
+def texts(value: object, field: str) -> list[str]:
+    """Return the entries of a list of texts.
+
+    Raises
+    ------
+    StatusError
+        400 if it is anything else.
+    """
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise StatusError(400, f"{field} must be a list of strings")
+    return [text(entry, field) for entry in value]
+
+
+def objects(value: object, field: str) -> list[JsonObject]:
+    """Return the entries of a list of objects.
+
+    Raises
+    ------
+    StatusError
+        400 if it is anything else: the server cannot even decode it.
+    """
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        errors.invalid(field, "<value omitted>", "must be a list of objects")
-        return []
+        raise StatusError(400, f"{field} must be a list of objects")
     return value
 
 
-def members(value: object, field: str, errors: FieldErrors) -> JsonObject:
-    """Return an object; anything else is reported and read as empty."""
+def members(value: object, field: str) -> JsonObject:
+    """Return an object's members.
+
+    Raises
+    ------
+    StatusError
+        400 if it is anything else.
+    """
     if value is None:
         return {}
     if not isinstance(value, dict):
-        errors.invalid(field, "<value omitted>", "must be an object")
-        return {}
+        raise StatusError(400, f"{field} must be an object")
     return value
