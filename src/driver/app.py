@@ -16,13 +16,14 @@ import time
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
-from driver.allocators import ExternalAllocator
+from driver.allocators import Allocator, ExternalAllocator
 from driver.cdi import CdiDirectory
 from driver.checkpoint import RecordStore
 from driver.cluster import Cluster
-from driver.devices import DeviceModel, build_devices
+from driver.devices import INDIVIDUAL, DeviceModel, build_devices
 from driver.errors import ConfigError
 from driver.health import INSTANCE, RUNTIME, STARTED, Health
+from driver.individual import IndividualAllocator, build_individual_devices
 from driver.instance import InstanceLock
 from driver.kubelet import KubeletPlugin
 from driver.ledger import Ledger
@@ -112,7 +113,7 @@ async def _serve(config: Config) -> None:
         stack.push_async_callback(status.close)
         preparer = Preparer(
             claims=cluster,
-            allocator=ExternalAllocator(model, pool, config.node_name),
+            allocator=_build_allocator(config, topology, model, pool),
             model=model,
             ledger=ledger,
             records=RecordStore(config.plugin_dir / "claims"),
@@ -165,19 +166,33 @@ def _read_machine(config: Config) -> Topology:
 
 def _build_model(config: Config, topology: Topology) -> DeviceModel:
     roots = read_pcie_roots(config.sysfs_root, config.sysfs_overlay) if config.expose_pcie_roots else None
-    model = build_devices(
-        topology,
-        reserved=config.reserved_cpus,
-        group_by=config.group_by,
-        allocator=config.allocator,
-        pcie_roots=roots,
-        node_allocatable_mapping=config.publish_node_allocatable_resource_mapping,
-    )
+    if config.cpu_device_mode == INDIVIDUAL:
+        model = build_individual_devices(
+            topology,
+            reserved=config.reserved_cpus,
+            pcie_roots=roots,
+            node_allocatable_mapping=config.publish_node_allocatable_resource_mapping,
+        )
+    else:
+        model = build_devices(
+            topology,
+            reserved=config.reserved_cpus,
+            group_by=config.group_by,
+            allocator=config.allocator,
+            pcie_roots=roots,
+            node_allocatable_mapping=config.publish_node_allocatable_resource_mapping,
+        )
     for warning in model.warnings:
         _log.warning("a device is not published as it should be", extra=fields(reason=warning))
     for device in model.devices:
         _log.info("device", extra=fields(device=device.name, cpus=device.cpus, count=len(device.cpus)))
     return model
+
+
+def _build_allocator(config: Config, topology: Topology, model: DeviceModel, pool: CpuPool) -> Allocator:
+    if config.cpu_device_mode == INDIVIDUAL:
+        return IndividualAllocator(model, pool, config.node_name)
+    return ExternalAllocator(model, pool, config.node_name)
 
 
 async def _restore_patiently(preparer: Preparer, health: Health) -> None:

@@ -265,8 +265,8 @@ def _optional_name(owner: dict[str, object] | None, key: str, place: str) -> str
 
 
 def _fingerprint(results: tuple[DeviceResult, ...], configs: tuple[OpaqueConfig, ...]) -> str:
-    # Which result stands first says nothing. Of two configs it may say which one wins. The wording of a fault is left out:
-    # another version of the driver may word it otherwise.
+    # Which result stands first says nothing. Of two configs it may say which one wins. The wording of a fault is left
+    # out: another version of the driver may word it otherwise.
     meaning = {
         "results": sorted(
             [result.request, result.pool, result.device, result.share_id or "", result.cpus] for result in results

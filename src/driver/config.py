@@ -148,9 +148,7 @@ def refuse_what_is_not_there_yet(config: Config) -> None:
         With the settings to give instead.
     """
     missing = []
-    if config.cpu_device_mode == "individual":
-        missing.append("cpuDeviceMode individual (set cpuDeviceMode: grouped)")
-    if config.allocator == "cpumanager":
+    if config.allocator == "cpumanager" and config.cpu_device_mode != "individual":
         missing.append("allocator cpumanager (set allocator: external in the file of --config)")
     if config.nri_socket:
         missing.append("the runtime connection (give --nri-socket=)")

@@ -75,7 +75,6 @@ def test_a_wrong_command_line_is_one_line_and_status_2(arguments: list[str | byt
         (b"a: &a [*a, *a]\n", "{path}, line 1: anchors and aliases are not supported; write the value out"),
         (b"\x00\xff", "{path}, line 1: byte 0xff is not UTF-8; expected a YAML file in UTF-8"),
         (b"allocator: external\n", "not available yet: the runtime connection (give --nri-socket=)"),
-        (b"allocator: external\ncpuDeviceMode: individual\n", "not available yet: cpuDeviceMode individual"),
     ],
 )
 def test_a_wrong_file_is_one_line_and_status_2(content: bytes, message: str, tmp_path: Path) -> None:

@@ -104,10 +104,9 @@ def test_the_description_has_every_setting() -> None:
 
 def test_what_has_no_code_yet_is_refused_with_what_to_give_instead() -> None:
     with pytest.raises(ConfigError) as caught:
-        refuse_what_is_not_there_yet(Config(cpu_device_mode="individual"))
+        refuse_what_is_not_there_yet(Config())
     assert str(caught.value) == (
-        "not available yet: cpuDeviceMode individual (set cpuDeviceMode: grouped), "
-        "allocator cpumanager (set allocator: external in the file of --config), "
+        "not available yet: allocator cpumanager (set allocator: external in the file of --config), "
         "the runtime connection (give --nri-socket=)"
     )
 
