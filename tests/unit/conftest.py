@@ -186,6 +186,8 @@ class Claims:
         self.failures: list[ApiError] = []
         self.gets: list[tuple[str, str]] = []
         self.applied: dict[str, list[object]] = {}
+        self.may_apply = asyncio.Event()
+        self.may_apply.set()
 
     async def get_claim(self, namespace: str, name: str) -> dict[str, object]:
         self.gets.append((namespace, name))
@@ -198,6 +200,7 @@ class Claims:
             raise ApiError(404, f"the API server answered 404: {name} not found") from None
 
     async def apply_claim_devices(self, namespace: str, name: str, uid: str, devices: list[object]) -> None:
+        await self.may_apply.wait()
         self.applied[uid] = list(devices)
 
     def add(

@@ -21,6 +21,12 @@ async def reached(event) -> None:
     assert await asyncio.to_thread(event.wait, 10)
 
 
+async def turns() -> None:
+    """Let all other tasks do what they can without a file operation."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 # What a prepare answers and leaves
 
 
@@ -174,12 +180,12 @@ async def test_failures_of_the_api_that_may_pass_are_waited_for(node, status):
 
 
 async def test_failures_of_the_api_that_go_on_are_the_answer(node):
-    node.wait_s = 0.2
+    node.wait_s = 0.5
     node.start()
     node.claims.failures = [ApiError(503, "out of order")] * 100
-    with pytest.raises(ClaimPendingError, match=r"cannot read the claim for 0\.2 s: out of order"):
+    with pytest.raises(ClaimPendingError, match=r"cannot read the claim for 0\.5 s: out of order"):
         await node.prepare(node.claims.add("a", "2-5"))
-    assert len(node.claims.gets) == 2
+    assert 2 <= len(node.claims.gets) <= 4
     assert node.agreed() == {}
 
 
@@ -560,11 +566,15 @@ async def test_metadata_that_cannot_be_removed_stops_nothing(node, disk):
 
 
 async def test_the_status_of_an_unprepared_claim_is_not_written(node):
+    node.claims.may_apply.clear()
     reference = node.claims.add("a", "2-5")
     await node.prepare(reference)
     assert node.status.waiting == 1
     await node.unprepare(reference)
     assert node.status.waiting == 0
+    node.claims.may_apply.set()
+    await turns()
+    assert node.claims.applied == {}
 
 
 # Cancelled calls
@@ -592,7 +602,7 @@ async def test_a_prepare_cancelled_while_it_writes_is_finished_before_the_next_b
     await reached(paused)
     cancelled.cancel()
     retry = asyncio.create_task(node.prepare(reference))
-    await asyncio.sleep(0.01)  # the retry gets its chance to see what is half made
+    await turns()  # the retry gets its chance to see what is half made
     assert not retry.done()
     assert not cancelled.done()
     go_on.set()
@@ -612,7 +622,7 @@ async def test_an_unprepare_cancelled_while_it_removes_is_finished_before_the_ne
     await reached(paused)
     cancelled.cancel()
     again = asyncio.create_task(node.prepare(reference))
-    await asyncio.sleep(0.01)
+    await turns()
     assert not again.done()
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
