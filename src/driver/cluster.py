@@ -125,7 +125,7 @@ class Cluster:
         Parameters
         ----------
         namespace, name, uid : str
-            The claim. Another claim of the same name is refused by the server with status 409.
+            The claim. The server refuses another claim of the same name, with status 422.
         devices : Sequence[Mapping[str, object]]
             Complete entries; an entry of ours that is missing here is removed.
 
@@ -288,20 +288,20 @@ class Cluster:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
-        limits: aiohttp.ClientTimeout = _CALL_TIMEOUT,
+        limits: aiohttp.ClientTimeout | None = None,
     ) -> aiohttp.ClientResponse:
         if self._expiry is not None and datetime.now(UTC) > self._expiry - _EXPIRY_MARGIN:
             await self._reload(time.monotonic())
+        limits = limits or _CALL_TIMEOUT
         started = time.monotonic()
         try:
             response = await self._request(method, path, query, body, content_type, limits)
             if response.status != 401:
                 return response
-            response.close()
+            async with response:
+                refused = await failure(response)
         except aiohttp.ClientConnectorCertificateError as error:
             refused = self._unreachable(error)
-        else:
-            refused = ApiError(401, "the API server answered 401: it does not accept this driver's credentials")
         # Tokens, client certificates and CA bundles are all replaced in place while a driver runs for months.
         if not await self._reload(started):
             raise refused
@@ -396,8 +396,10 @@ async def _load(kubeconfig: str) -> tuple[Configuration, datetime | None]:
         raise ConfigError(
             f"kubeconfig {kubeconfig}: its credential plugin did not answer in {_CREDENTIAL_PLUGIN_TIMEOUT:g} s"
         ) from error
-    except (ConfigException, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ConfigException, OSError, ValueError) as error:
         raise ConfigError(f"kubeconfig {kubeconfig}: {reason(error)}") from error
+    except (TypeError, LookupError, AttributeError) as error:  # the client checks little of what it reads
+        raise ConfigError(f"kubeconfig {kubeconfig}: malformed: {reason(error)}") from error
     if address.scheme not in ("http", "https") or not address.hostname:
         raise ConfigError(
             f"kubeconfig {kubeconfig}: the server must be an http or https URL, not {configuration.host!r}"
