@@ -104,8 +104,7 @@ def _core_by_core(cores: Level, cpus: CpuSet) -> Iterator[int]:
     placed: set[int] = set()
     for cpu in cpus:
         if cpu not in placed:
-            row = int(cores.group_of[cpu])
-            siblings = cores.cpuset(row) & cpus if row >= 0 else CpuSet([cpu])
+            siblings = cores.cpuset(int(cores.group_of[cpu])) & cpus
             placed.update(siblings)
             yield from siblings
 
