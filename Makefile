@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := $(wildcard src/fastcpu/*.pyx src/fastcpu/*.pxd) CMakeLists.txt
+NATIVE := $(wildcard src/fastcpu/*.pyx src/fastcpu/*.pxd src/startguard/*) CMakeLists.txt
 PROTOS := $(wildcard src/driver/apis/*.proto)
 TTRPC := %/ttrpc.proto %/nri_v1alpha1.proto
 INSTALL := $(BIN)/pip install --quiet --no-build-isolation

@@ -33,6 +33,7 @@ from driver.metrics import Metrics
 from driver.prepare import Preparer
 from driver.publisher import Publisher
 from driver.retries import delays
+from driver.startguard import StartGuard
 from driver.status import StatusWriter
 from driver.web import WebServer
 from fastcpu import CpuSet, Topology, read_topology
@@ -97,6 +98,7 @@ async def _serve(config: Config) -> None:
         _log.warning("enforcement is off: without a runtime connection no container is held to its CPUs")
         health.set_ok(RUNTIME)
     metrics = Metrics()
+    guard = _start_guard(config, health, metrics)
     topology = _read_machine(config)
     model = _build_model(config, topology)
     pool = CpuPool(topology.online, config.reserved_cpus, model.groups)
@@ -104,7 +106,7 @@ async def _serve(config: Config) -> None:
     metrics.watch(ledger, health)
     metrics.set_left_out(model.left_out)
     async with AsyncExitStack() as stack:
-        web = WebServer(config.bind_address, health, metrics, lambda: _status(config, model, ledger))
+        web = WebServer(config.bind_address, health, metrics, lambda: _status(config, model, ledger, guard))
         await web.start()
         stack.push_async_callback(web.stop)
         cluster = await Cluster.connect(config.kubeconfig)
@@ -117,7 +119,7 @@ async def _serve(config: Config) -> None:
             model=model,
             ledger=ledger,
             records=RecordStore(config.plugin_dir / "claims"),
-            cdi=CdiDirectory(config.cdi_dir),
+            cdi=CdiDirectory(config.cdi_dir, None if guard is None else guard.hook),
             metadata=MetadataStore(config.plugin_dir / "dra-device-metadata", config.cdi_dir),
             status=status,
             metrics=metrics,
@@ -132,6 +134,10 @@ async def _serve(config: Config) -> None:
         instance = InstanceLock(config.plugin_dir, health)
         await instance.acquire()
         stack.callback(instance.release)
+        if guard is not None:
+            # Before any spec names it.
+            await guard.put_in_place()
+            stack.callback(asyncio.create_task(guard.keep_in_place()).cancel)
         await _restore_patiently(preparer, health)
         stack.push_async_callback(kubelet.stop)
         await kubelet.start()
@@ -195,6 +201,15 @@ def _build_allocator(config: Config, topology: Topology, model: DeviceModel, poo
     return ExternalAllocator(model, pool, config.node_name)
 
 
+def _start_guard(config: Config, health: Health, metrics: Metrics) -> StartGuard | None:
+    if not config.nri_socket:
+        return None  # nothing pins containers, and the guard would let none of them start
+    if not config.start_guard:
+        _log.warning("the start guard is off: a container that starts while this driver is away runs on all CPUs")
+        return None
+    return StartGuard(config.plugin_dir, health, metrics)
+
+
 async def _restore_patiently(preparer: Preparer, health: Health) -> None:
     # Without the records nobody knows which CPUs are free, so nothing may be given out; but whoever repairs the disk
     # need not restart the driver.
@@ -208,13 +223,14 @@ async def _restore_patiently(preparer: Preparer, health: Health) -> None:
     raise AssertionError("delays never end")
 
 
-def _status(config: Config, model: DeviceModel, ledger: Ledger) -> dict[str, object]:
+def _status(config: Config, model: DeviceModel, ledger: Ledger, guard: StartGuard | None) -> dict[str, object]:
     devices = CpuSet().union(*(device.cpus for device in model.devices))
     return {
         "node": config.node_name,
         "grouped by": model.group_by,
         "allocator": config.allocator,
         "enforcement": "on" if config.nri_socket else "off",
+        "start guard": "off" if guard is None else "on",
         "devices": len(model.devices),
         "CPUs in devices": len(devices),
         "CPUs reserved": len(config.reserved_cpus),

@@ -37,6 +37,7 @@ from fastcpu.cpuset import MAX_CPUS
 from fastcpu.errors import CpuListError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 _SUFFIX: Final = ".json"
@@ -96,10 +97,13 @@ class CdiDirectory:
     ----------
     folder : Path
         Created when it is first needed.
+    hook : Callable, optional
+        Makes the hook of each spec from a claim and its CPUs; without it the specs have none.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hook: Callable[[ClaimUID, CpuSet], Mapping[str, object]] | None = None) -> None:
         self._folder = folder
+        self._hook = hook
 
     async def write(self, uid: ClaimUID, cpus: CpuSet) -> bool:
         """Write a claim's spec.
@@ -166,7 +170,7 @@ class CdiDirectory:
         self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         path = self._folder / cdi_spec_name(uid)
         # Not durable: what a power failure spoils is made again from the record.
-        return replace_file(path, encode_spec(uid, cpus), mode=_FILE_MODE, durable=False)
+        return replace_file(path, encode_spec(uid, cpus, self._hook), mode=_FILE_MODE, durable=False)
 
     def _take_over(self, uid: ClaimUID, cpus: CpuSet, elsewhere: tuple[Path, ...]) -> bool:
         for path in elsewhere:
@@ -183,7 +187,9 @@ class CdiDirectory:
         return loaded
 
 
-def encode_spec(uid: ClaimUID, cpus: CpuSet) -> bytes:
+def encode_spec(
+    uid: ClaimUID, cpus: CpuSet, hook: Callable[[ClaimUID, CpuSet], Mapping[str, object]] | None = None
+) -> bytes:
     """Write a claim's spec as JSON.
 
     Parameters
@@ -192,22 +198,23 @@ def encode_spec(uid: ClaimUID, cpus: CpuSet) -> bytes:
         The claim.
     cpus : CpuSet
         Its CPUs, not empty.
+    hook : Callable, optional
+        Makes the hook that the spec shall have.
 
     Returns
     -------
     bytes
     """
+    edits: dict[str, object] = {"env": [f"{cpuset_variable(uid)}={cpus}"]}
+    if hook is not None:
+        edits["hooks"] = [hook(uid, cpus)]
     spec = {
         "cdiVersion": CDI_VERSION,
         "kind": CDI_KIND,
-        "devices": [{"name": cdi_device_name(uid), "containerEdits": _container_edits(uid, cpus)}],
+        "devices": [{"name": cdi_device_name(uid), "containerEdits": edits}],
     }
-    return json.dumps(spec, indent=2).encode() + b"\n"
-
-
-def _container_edits(uid: ClaimUID, cpus: CpuSet) -> dict[str, object]:
-    """Return what the runtime changes in each container that uses the claim."""
-    return {"env": [f"{cpuset_variable(uid)}={cpus}"]}
+    # Not ASCII only: an escaped surrogate pair is no YAML, which is what the runtime reads these files as.
+    return json.dumps(spec, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
 def _load_file(path: Path, loaded: LoadedSpecs) -> None:

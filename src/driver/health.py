@@ -5,8 +5,8 @@ A part of the driver that others rely on declares a *condition* with a name, and
 changes. Nothing here checks anything by itself, and nothing here is a reason to stop: a driver that is not ready
 stays up and retries. The usual conditions are ``started`` (the device model is built and the sockets are open),
 ``registered`` (the kubelet has accepted the driver), ``slices`` (the API server holds this node's ResourceSlices),
-``instance`` (no other driver process works on the same folder) and ``runtime`` (the container runtime is
-connected).
+``instance`` (no other driver process works on the same folder), ``runtime`` (the container runtime is connected) and
+``startguard`` (the host runs the start guard).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ REGISTERED: Final = "registered"
 SLICES: Final = "slices"
 INSTANCE: Final = "instance"
 RUNTIME: Final = "runtime"
+START_GUARD: Final = "startguard"
 
 
 class Health:

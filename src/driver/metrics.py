@@ -96,6 +96,9 @@ class Metrics:
         self._slice_repairs = self._counter(
             "slice_repairs", "Times that somebody else had deleted or changed the ResourceSlices."
         )
+        self._start_guard = self._gauge(
+            "start_guard_ok", "Whether this host runs the start guard: 1, or 0 if it does not or the guard is off."
+        )
         self._ready = self._gauge("ready", "Whether the driver is ready: 1 or 0.")
         self._conditions = self._gauge("condition", "Whether a condition of being ready holds: 1 or 0.", "condition")
         self._conditions.labels("started")
@@ -168,6 +171,10 @@ class Metrics:
         """Say how many slices and devices are in place."""
         self._published_slices.set(slices)
         self._published_devices.set(devices)
+
+    def set_start_guard(self, ok: bool) -> None:
+        """Say whether this host runs the start guard."""
+        self._start_guard.set(ok)
 
     def _ask(self) -> None:
         if self._ledger is not None:
