@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection to the runtime: registration, configuration, synchronisation, events, and its end.
+
+The plugin's side is served before the driver registers, since the runtime may configure it before it answers the
+registration. What the runtime asks for is handed to the plugin and its answer sent back; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from driver.apis import nri_v1alpha1_pb2 as nri
+from driver.logs import fields, one_line
+from driver.nri.client import Client
+from driver.nri.errors import Code, NriError
+from driver.nri.mux import PLUGIN_CONNECTION, RUNTIME_CONNECTION
+from driver.nri.server import Method, Server
+from driver.nri.subscription import VALIDATION, Runtime, Subscription
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from driver.nri.mux import Trunk
+
+_log = logging.getLogger(__name__)
+
+PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
+RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
+NRI_VERSION: Final = "v0.12.3"
+"""The NRI that this driver was written for; runtimes log it."""
+
+_REQUEST_TIMEOUT_S: Final = 2.0  # of a runtime that does not say
+_SHORTEST_REQUEST_TIMEOUT_S: Final = 0.01
+_LONGEST_REQUEST_TIMEOUT_S: Final = 3600.0
+# A thousand containers, each with the environment of a thousand services.
+_MOST_SYNCHRONIZE_BYTES: Final = 128 << 20
+
+_CONTAINER_RPCS: Final = {
+    "PostCreateContainer": nri.POST_CREATE_CONTAINER,
+    "StartContainer": nri.START_CONTAINER,
+    "PostStartContainer": nri.POST_START_CONTAINER,
+    "PostUpdateContainer": nri.POST_UPDATE_CONTAINER,
+    "RemoveContainer": nri.REMOVE_CONTAINER,
+}
+_POD_RPCS: Final = ("RunPodSandbox", "PostUpdatePodSandbox", "StopPodSandbox", "RemovePodSandbox")
+
+
+class NriPlugin(Protocol):
+    """What the runtime's requests are put to.
+
+    The runtime waits for each answer, and does nothing else with any container meanwhile. Coroutines are cancelled when
+    they would answer too late, and when the connection ends. `Refusal` becomes the error that the runtime reports.
+    """
+
+    def connected(self, runtime_name: str, runtime_version: str, nri_version: str, request_timeout_s: float) -> None:
+        """Take note of a new connection, of which nothing is known yet.
+
+        Parameters
+        ----------
+        runtime_name, runtime_version, nri_version : str
+            What the runtime says of itself; the last is empty before NRI 0.12.
+        request_timeout_s : float
+            How long the runtime waits for an answer, in seconds.
+        """
+
+    def disconnected(self, reason: str) -> None:
+        """Take note of the end of the connection; called once after `connected`, when no coroutine runs any more."""
+
+    async def synchronize(
+        self, pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]
+    ) -> Sequence[nri.ContainerUpdate]:
+        """Take all pods and containers that exist, and return what has to be changed."""
+
+    def synchronized(self) -> None:
+        """Take note that the runtime has the answer of `synchronize`: updates may be pushed from now on."""
+
+    async def create_container(
+        self, pod: nri.PodSandbox, container: nri.Container
+    ) -> tuple[nri.ContainerAdjustment, Sequence[nri.ContainerUpdate]]:
+        """Return what to make of a container that is being created, and changes of others."""
+
+    async def update_container(
+        self, pod: nri.PodSandbox, container: nri.Container, resources: nri.LinuxResources
+    ) -> Sequence[nri.ContainerUpdate]:
+        """Return changes, also of the container itself, whose resources the kubelet is about to change."""
+
+    async def stop_container(self, pod: nri.PodSandbox, container: nri.Container) -> Sequence[nri.ContainerUpdate]:
+        """Return changes of other containers, now that this one has ended."""
+
+    def event(self, kind: nri.Event, pod: nri.PodSandbox, container: nri.Container) -> None:
+        """Take note of one of the events that nothing is decided at."""
+
+    async def validate(self, request: nri.ValidateContainerAdjustmentRequest) -> str | None:
+        """Return why a container may not be created with what all plugins have made of it, or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How long things may take, in seconds.
+
+    Attributes
+    ----------
+    first_retry_s, longest_retry_s : float
+        How long to wait before connecting again, at first and at most.
+    register_s : float
+        For the answer to the registration. The runtime lets plugins in one after the other and grants each five seconds
+        to register; whoever gives up is last again.
+    configure_s, synchronize_s : float
+        For the runtime's next steps. It synchronises when running operations on containers have ended.
+    margin_s : float
+        How long before the runtime gives up it is answered at the latest.
+    """
+
+    first_retry_s: float = 0.2
+    longest_retry_s: float = 5.0
+    register_s: float = 30.0
+    configure_s: float = 10.0
+    synchronize_s: float = 60.0
+    margin_s: float = 0.25
+
+
+class Session:
+    """A connection to the runtime, from its registration to its end.
+
+    Parameters
+    ----------
+    trunk : Trunk
+        The socket, just connected.
+    plugin : NriPlugin
+        What the requests are put to.
+    name, index : str
+        The plugin's name and its two digits.
+    subscription : Subscription
+        Chooses the events.
+    timing : Timing
+        How long things may take.
+    ready : callable
+        Called when the runtime has been answered the synchronisation.
+
+    Attributes
+    ----------
+    configured, synchronized : asyncio.Event
+        Set once the runtime has been answered these steps.
+    """
+
+    def __init__(
+        self,
+        trunk: Trunk,
+        plugin: NriPlugin,
+        *,
+        name: str,
+        index: str,
+        subscription: Subscription,
+        timing: Timing,
+        ready: Callable[[], None],
+    ) -> None:
+        self._trunk = trunk
+        self._plugin = plugin
+        self._name = name
+        self._index = index
+        self._subscription = subscription
+        self._timing = timing
+        self._ready = ready
+        self._client = Client(trunk, RUNTIME_CONNECTION)
+        self._server = Server(
+            trunk,
+            PLUGIN_CONNECTION,
+            PLUGIN_SERVICE,
+            self._methods(),
+            answered=self._after_answer,
+            timeout_s=_REQUEST_TIMEOUT_S,
+            margin_s=timing.margin_s,
+        )
+        self._runtime: Runtime | None = None
+        self._mask = 0
+        self.configured = asyncio.Event()
+        self.synchronized = asyncio.Event()
+        self._pods: list[nri.PodSandbox] = []
+        self._containers: list[nri.Container] = []
+        self._part_bytes = 0
+        self._parts = 0
+        self._complete = False
+
+    async def run(self) -> str:
+        """Register the driver and serve the runtime until the connection ends, for whatever reason.
+
+        Returns
+        -------
+        str
+            Why it ended.
+        """
+        reading = asyncio.create_task(
+            self._trunk.run({PLUGIN_CONNECTION: self._server, RUNTIME_CONNECTION: self._client})
+        )
+        handshake = asyncio.create_task(self._handshake())
+        reason = "the driver is stopping"
+        try:
+            await asyncio.wait((reading, handshake), return_when=asyncio.FIRST_COMPLETED)
+            failure = None if reading.done() else handshake.result()
+            if failure is not None:
+                self._trunk.close(failure)
+            reason = await reading
+            if failure is None:
+                self._learn()
+        finally:
+            reading.cancel()
+            handshake.cancel()
+            self._trunk.close(reason)
+            self._client.close(reason)
+            await self._server.close()
+            await asyncio.wait((reading, handshake))
+            await self._trunk.closed()
+            if self._runtime is not None:
+                self._plugin.disconnected(reason)
+        return reason
+
+    async def update_containers(self, updates: Sequence[nri.ContainerUpdate], timeout_s: float) -> None:
+        """Have the runtime change containers; see `NriConnection.update_containers`."""
+        if self._server.serves(asyncio.current_task()):
+            raise RuntimeError("the runtime updates no container until the request that is being handled is answered")
+        answer = await self._client.call(
+            RUNTIME_SERVICE,
+            "UpdateContainers",
+            nri.UpdateContainersRequest(update=updates),
+            nri.UpdateContainersResponse,
+            timeout_s=timeout_s,
+        )
+        if answer.failed:
+            failed = ", ".join(one_line(update.container_id) for update in answer.failed)
+            raise NriError(Code.UNKNOWN, f"UpdateContainers: the runtime could not update {failed}")
+
+    async def _handshake(self) -> str | None:
+        """Register, wait for the runtime to do its part, and return what went wrong."""
+        try:
+            await self._client.call(
+                RUNTIME_SERVICE,
+                "RegisterPlugin",
+                nri.RegisterPluginRequest(plugin_name=self._name, plugin_idx=self._index, NRI_version=NRI_VERSION),
+                nri.Empty,
+                timeout_s=self._timing.register_s,
+            )
+        except NriError as error:
+            # The runtime leaves a connection open on which it has refused the registration, and never uses it.
+            return f"the driver could not be registered with the runtime: {error}"
+        for step, happened, timeout_s in (
+            ("configure the driver after its registration", self.configured, self._timing.configure_s),
+            ("synchronise the driver after its configuration", self.synchronized, self._timing.synchronize_s),
+        ):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await happened.wait()
+            except TimeoutError:
+                return f"the runtime did not {step} within {timeout_s:g} s"
+        return None
+
+    def _learn(self) -> None:
+        """Conclude from when the runtime has closed the connection whether it knows all events."""
+        if self.synchronized.is_set():
+            self._subscription.forget()
+        elif self._runtime is not None and self._mask & VALIDATION and not self._parts:
+            self._subscription.refused(self._runtime)
+
+    def _methods(self) -> dict[str, Method]:
+        methods = {
+            "Configure": Method(request=nri.ConfigureRequest, answer=self._configure),
+            "Synchronize": Method(request=nri.SynchronizeRequest, answer=self._synchronize),
+            "Shutdown": Method(request=nri.Empty, answer=self._nothing),
+            "CreateContainer": Method(request=nri.CreateContainerRequest, answer=self._create_container),
+            "UpdateContainer": Method(request=nri.UpdateContainerRequest, answer=self._update_container),
+            "StopContainer": Method(request=nri.StopContainerRequest, answer=self._stop_container),
+            "UpdatePodSandbox": Method(request=nri.UpdatePodSandboxRequest, answer=self._nothing),
+            "ValidateContainerAdjustment": Method(
+                request=nri.ValidateContainerAdjustmentRequest, answer=self._validate
+            ),
+            "StateChange": Method(request=nri.StateChangeEvent, answer=self._state_change),
+        }
+        methods |= {rpc: Method(request=nri.PodEvent, answer=self._nothing) for rpc in _POD_RPCS}
+        for rpc, kind in _CONTAINER_RPCS.items():
+            methods[rpc] = Method(request=nri.ContainerEvent, answer=self._teller(kind))
+        return methods
+
+    async def _configure(self, request: nri.ConfigureRequest) -> nri.ConfigureResponse:
+        runtime = Runtime(
+            name=one_line(request.runtime_name),
+            version=one_line(request.runtime_version),
+            nri_version=one_line(request.NRI_version),
+        )
+        if request.request_timeout > 0:
+            timeout_s = max(request.request_timeout / 1000, _SHORTEST_REQUEST_TIMEOUT_S)
+            self._server.timeout_s = min(timeout_s, _LONGEST_REQUEST_TIMEOUT_S)
+        self._mask = self._subscription.choose(runtime)
+        _log.info(
+            "connected to the runtime",
+            extra=fields(
+                runtime=runtime.name,
+                version=runtime.version,
+                nri=runtime.nri_version or None,
+                events=f"{self._mask:#06x}",
+                validator=bool(self._mask & VALIDATION),
+                request_timeout_s=self._server.timeout_s,
+            ),
+        )
+        if self._runtime is None:
+            self._plugin.connected(runtime.name, runtime.version, runtime.nri_version, self._server.timeout_s)
+        self._runtime = runtime
+        return nri.ConfigureResponse(events=self._mask)
+
+    async def _synchronize(self, request: nri.SynchronizeRequest) -> nri.SynchronizeResponse:
+        self._parts += 1
+        self._part_bytes += request.ByteSize()
+        if self._part_bytes > _MOST_SYNCHRONIZE_BYTES:
+            raise NriError(
+                Code.RESOURCE_EXHAUSTED, f"pods and containers have more than {_MOST_SYNCHRONIZE_BYTES} bytes"
+            )
+        self._pods += request.pods
+        self._containers += request.containers
+        if request.more:
+            return nri.SynchronizeResponse(more=True)
+        pods, containers = self._pods, self._containers
+        self._pods, self._containers, self._part_bytes = [], [], 0
+        updates = await self._plugin.synchronize(pods, containers)
+        self._complete = True
+        _log.info(
+            "synchronised with the runtime",
+            extra=fields(pods=len(pods), containers=len(containers), parts=self._parts, updates=len(updates)),
+        )
+        return nri.SynchronizeResponse(update=updates)
+
+    async def _create_container(self, request: nri.CreateContainerRequest) -> nri.CreateContainerResponse:
+        adjustment, updates = await self._plugin.create_container(request.pod, request.container)
+        return nri.CreateContainerResponse(adjust=adjustment, update=updates)
+
+    async def _update_container(self, request: nri.UpdateContainerRequest) -> nri.UpdateContainerResponse:
+        updates = await self._plugin.update_container(request.pod, request.container, request.linux_resources)
+        return nri.UpdateContainerResponse(update=updates)
+
+    async def _stop_container(self, request: nri.StopContainerRequest) -> nri.StopContainerResponse:
+        return nri.StopContainerResponse(update=await self._plugin.stop_container(request.pod, request.container))
+
+    async def _validate(
+        self, request: nri.ValidateContainerAdjustmentRequest
+    ) -> nri.ValidateContainerAdjustmentResponse:
+        reason = await self._plugin.validate(request)
+        return nri.ValidateContainerAdjustmentResponse(reject=reason is not None, reason=reason or "")
+
+    async def _state_change(self, request: nri.StateChangeEvent) -> nri.Empty:
+        if request.event in _CONTAINER_RPCS.values():
+            self._plugin.event(request.event, request.pod, request.container)
+        return nri.Empty()
+
+    def _teller(self, kind: nri.Event) -> Callable[[nri.ContainerEvent], Awaitable[nri.Empty]]:
+        async def tell(request: nri.ContainerEvent) -> nri.Empty:
+            self._plugin.event(kind, request.pod, request.container)
+            return nri.Empty()
+
+        return tell
+
+    async def _nothing(self, _: object) -> nri.Empty:
+        return nri.Empty()
+
+    def _after_answer(self, method: str, succeeded: bool) -> None:
+        if method == "Configure" and succeeded:
+            self.configured.set()
+        elif method == "Synchronize" and succeeded and self._complete:
+            self._complete = False
+            self.synchronized.set()
+            self._ready()
+            self._plugin.synchronized()
+        elif method == "Shutdown":
+            self._trunk.close("the runtime has shut the driver down")
