@@ -8,8 +8,10 @@ wiping the node's slices at its own start and of a driver that stays away. Only 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import stat
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -164,7 +166,7 @@ class Kubelet:
 
         def there() -> bool:
             plugin = self.plugins.get(driver)
-            return plugin is not None and plugin.connected and plugin.registered_at >= since
+            return plugin is not None and plugin.connected and since <= plugin.registered_at < math.inf
 
         await self._wait(there, timeout_s, f"driver {driver}")
         return self.plugins[driver]
@@ -277,6 +279,7 @@ class Kubelet:
         else:
             self._errors.pop(path, None)
             self._retries.pop(path, None)
+            plugin.registered_at = time.monotonic()
             self._say(f"{plugin.name}: registered by {path.name} as {plugin.service}")
         finally:
             del self._attempts[path]

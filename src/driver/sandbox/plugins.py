@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -68,7 +68,7 @@ class Plugin:
     connected : bool
         Whether the DRA socket is connected now.
     registered_at : float
-        `time.monotonic()` of the registration.
+        `time.monotonic()` of when the plugin had taken the news of its registration; infinite before.
     """
 
     SERVICES: Final = tuple(_MODULES)
@@ -96,7 +96,7 @@ class Plugin:
         self.service = service
         self.supported_versions = supported_versions
         self.connected = False
-        self.registered_at = time.monotonic()
+        self.registered_at = math.inf
         self._connection_changed = connection_changed
         self._messages, stubs = _MODULES[service]
         self._channel = grpc.aio.insecure_channel("unix:" + quote(endpoint), self.CHANNEL_OPTIONS)
