@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 
@@ -96,7 +97,7 @@ def test_every_allocatable_cpu_is_one_device(reserved: set[int], power: int) -> 
     assert sorted(cpus) == sorted(set(range(32)) - reserved)
     assert [model.by_name[f"cpudev{index:03}"].cpus.first for index in range(len(cpus))] == cpus
     cores = [cpu % (32 >> power) for cpu in cpus]
-    assert len([1 for one, two in zip(cores, cores[1:], strict=False) if one != two]) == max(len(set(cores)) - 1, 0)
+    assert len([1 for one, two in itertools.pairwise(cores) if one != two]) == max(len(set(cores)) - 1, 0)
 
 
 def test_a_device_has_every_attribute() -> None:
