@@ -261,7 +261,8 @@ def _name(owner: dict[str, object], key: str, place: str, pattern: re.Pattern[st
 
 
 def _optional_name(owner: dict[str, object] | None, key: str, place: str) -> str | None:
-    return None if owner is None or owner.get(key) is None else _name(owner, key, place)
+    # Go writes and reads an absent optional text as an empty one.
+    return None if owner is None or owner.get(key) in (None, "") else _name(owner, key, place)
 
 
 def _fingerprint(results: tuple[DeviceResult, ...], configs: tuple[OpaqueConfig, ...]) -> str:

@@ -100,6 +100,11 @@ def test_what_only_some_claims_have_is_read() -> None:
     assert claim.results[0].share_id == "8ae2c0a4"
 
 
+def test_an_empty_annotation_says_nothing() -> None:
+    annotations = {"resource.kubernetes.io/pod-claim-name": ""}
+    assert decoded(("metadata", "annotations"), annotations).pod_claim_name is None
+
+
 def test_what_belongs_to_other_drivers_is_passed_over_unread() -> None:
     raw = copy.deepcopy(CLAIM)
     devices = raw["status"]["allocation"]["devices"]
