@@ -164,7 +164,7 @@ class IndividualAllocator:
         holders : callable
             Gives the claims that hold some CPUs; called only where CPUs are taken.
         held : CpuSet, optional
-            The CPUs that the claim holds already; they do not count as taken.
+            The CPUs that the claim holds already; they count as taken only where another claim holds them, too.
 
         Returns
         -------
@@ -188,8 +188,10 @@ class IndividualAllocator:
                 )
             chosen |= device.cpus
             by_request[result.request] = by_request.get(result.request, CpuSet()) | device.cpus
-        taken = (chosen & self._pool.taken) - (held or CpuSet())
-        if taken:
-            conflicts = list(held_by(holders(taken))) or [f"{subject(taken)} held already"]
+        taken = chosen & self._pool.taken
+        others = {uid: cpus for uid, cpus in holders(taken).items() if uid != claim.uid} if taken else {}
+        strange = taken - (held or CpuSet())
+        if others or strange:
+            conflicts = list(held_by(others)) or [f"{subject(strange)} held already"]
             raise ClaimPendingError(f"the claim's devices overlap with those of other claims: {'; '.join(conflicts)}")
         return Choice(cpus=chosen, by_request=by_request)

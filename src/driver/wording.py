@@ -37,11 +37,11 @@ def subject(cpus: CpuSet) -> str:
     return f"CPU {cpus.first} is" if len(cpus) == 1 else f"CPUs {shown(cpus)} are"
 
 
-def names(all_names: Sequence[str]) -> str:
+def names(all_names: Sequence[str], what: str = "devices") -> str:
     """Return some names, or the first, the last and their number if there are many."""
     if len(all_names) <= SHOWN_NAMES:
         return ", ".join(all_names) or "none"
-    return f"{all_names[0]} … {all_names[-1]} ({len(all_names)} devices)"
+    return f"{all_names[0]} … {all_names[-1]} ({len(all_names)} {what})"
 
 
 def held_by(holders: Mapping[ClaimUID, CpuSet]) -> Iterator[str]:

@@ -249,6 +249,20 @@ def test_cpus_that_the_claim_holds_itself_are_not_taken(node: Node) -> None:
         node.allocator.choose(claim("cpudev000", "cpudev002"), node.holders, CpuSet([1, 5]))
 
 
+def test_cpus_that_two_claims_hold_are_not_one_claims(node: Node) -> None:
+    """Files of an older driver may say so."""
+    node.hold(OTHER, "1")
+    node.held[UID] = CpuSet([1, 5])
+    with pytest.raises(ClaimPendingError, match=f"CPU 1 is held by claim {OTHER}"):
+        node.allocator.choose(claim("cpudev000", "cpudev001"), node.holders, CpuSet([1, 5]))
+
+
+def test_taken_cpus_are_never_given_out_though_nobody_is_known_to_hold_them(node: Node) -> None:
+    node.pool.take(CpuSet([1]))
+    with pytest.raises(ClaimPendingError, match="CPU 1 is held already"):
+        node.allocator.choose(claim("cpudev000"), node.holders)
+
+
 @pytest.mark.parametrize(
     ("devices", "message"),
     [
