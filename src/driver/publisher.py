@@ -13,10 +13,9 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Final, NoReturn, Protocol
 
 from driver.answers import JsonObject
@@ -25,42 +24,15 @@ from driver.errors import ApiError
 from driver.health import SLICES
 from driver.logs import fields, operation
 from driver.names import DRIVER_NAME
+from driver.offer import Devices, Offer
 from driver.retries import delays
-from driver.slices import (
-    Plan,
-    Pool,
-    Write,
-    content_of,
-    differences,
-    divide,
-    has_list_attributes,
-    plan_writes,
-)
+from driver.slices import Plan, Write
 
 _log = logging.getLogger(__name__)
 
-_NOTED_DIFFERENCES: Final = 1000
 _CONTESTED: Final = "somebody else keeps deleting or changing them"
-_INVALID: Final = 422
+_GENERATED_NAME: Final = re.compile(r'"[0-9a-f]{5,}-[^"]*"')
 _GONE: Final = frozenset({404, 409})
-
-
-class ApiDevice(Protocol):
-    """A device that can be published."""
-
-    def to_api(self) -> dict[str, object]:
-        """Return it as an item of ``spec.devices``."""
-
-
-class Devices(Protocol):
-    """The devices to publish: see `driver.devices.DeviceModel`."""
-
-    @property
-    def devices(self) -> Sequence[ApiDevice]:
-        """In the order of their allocation."""
-
-    def without_list_attributes(self) -> Devices:
-        """Return them for a server that refuses attributes with lists of values."""
 
 
 class Conditions(Protocol):
@@ -113,6 +85,8 @@ class Pace:
         the longest after any other failure.
     steady_s : float
         A watch that lasts so long ends a row of failures.
+    offer_s : float
+        What the server refuses is left out for so long at least.
     """
 
     repair_s: float = 1.0
@@ -123,6 +97,7 @@ class Pace:
     unreachable_s: float = 5.0
     refused_s: float = 30.0
     steady_s: float = 10.0
+    offer_s: float = 3600.0
 
 
 class _OutdatedError(Exception):
@@ -159,25 +134,21 @@ class Publisher:
         self._health = health
         self._metrics = metrics
         self._pace = pace
-        self._model = model
-        self._node_uid = ""
-        self._pool: Pool | None = None
-        # By position in the pool: how the server stores a slice that it does not store as sent.
-        self._accepted: dict[int, JsonObject] = {}
-        self._noted: set[str] = set()
+        self._offer = Offer(node_name, model)
+        self._offer_again_at = 0.0
         self._stored: dict[str, JsonObject] = {}
         self._busy = False
         self._due: float | None = None
         self._wake = asyncio.Event()
         self._repairs = 0
         self._calm_at = 0.0
-        self._failure = ""
+        self._holds = False
+        self._failure = "not published yet"
         health.require(SLICES, "not published yet")
 
     def publish(self, model: Devices) -> None:
         """Publish these devices from now on instead of those before."""
-        self._model = model
-        self._forget_pool()
+        self._offer.replace(model)
         self._sync_at(0.0)
 
     async def run(self) -> NoReturn:
@@ -193,7 +164,7 @@ class Publisher:
                 _log.debug("slices changed in the meantime", extra=fields(reason=error))
             except ApiError as error:
                 self._failed(error)
-                if error.status == 0 or not self._node_uid:
+                if error.status == 0 or not self._offer.node_uid:
                     retries = unreachable
             if loop.time() - started >= self._pace.steady_s:
                 unreachable, refused = self._retries()
@@ -209,6 +180,8 @@ class Publisher:
         items, resource_version = await self._cluster.list_slices(self._node_name)
         self._stored = {item["metadata"]["name"]: item for item in items}
         loop = asyncio.get_running_loop()
+        if self._offer.is_reduced and loop.time() >= self._offer_again_at:
+            self._offer.restore()
         watch = asyncio.create_task(self._watch(resource_version), name="watch of slices")
         watch.add_done_callback(lambda _: self._wake.set())
         self._sync_at(0.0)
@@ -250,7 +223,7 @@ class Publisher:
         elif not self._remember(slice_):
             return
         # A plan costs little, but not nothing; while something is to be done anyhow it would say nothing new.
-        if not self._busy and self._due is None and self._node_uid and self._plan():
+        if not self._busy and self._due is None and self._offer.node_uid and self._offer.plan(self._stored.values()):
             self._disturbed(slice_)
 
     def _remember(self, slice_: JsonObject) -> bool:
@@ -263,54 +236,48 @@ class Publisher:
         return True
 
     async def _sync(self) -> None:
-        self._busy = True
-        try:
-            with operation("publish"):
+        with operation("publish"):
+            self._busy = True
+            try:
                 plan = await self._bring_in_place()
-        finally:
-            self._busy = False
-        if self._due is None:
-            if self._plan():
-                self._disturbed(None)
-            else:
-                self._published(plan)
+            finally:
+                self._busy = False
+            if self._due is None:
+                if self._offer.plan(self._stored.values()):
+                    self._disturbed(None)
+                else:
+                    self._published(plan)
 
     async def _bring_in_place(self) -> Plan:
-        if not self._node_uid:
+        if not self._offer.node_uid:
             await self._find_node()
-        plan = self._plan()
+        plan = self._offer.plan(self._stored.values())
         if plan:
             # A node that was deleted and registered again is another owner, and what it does not own is deleted.
             await self._find_node()
-            plan = self._plan()
+            plan = self._offer.plan(self._stored.values())
+            if self._holds:
+                self._not_in_place("the devices changed; the slices are being written")
         try:
             await self._write(plan)
         except ApiError as error:
-            if error.status != _INVALID or not self._drop_lists(error):
+            if not self._offer.reduce(error):
                 raise
+            self._offer_again_at = asyncio.get_running_loop().time() + self._pace.offer_s
+            self._sync_at(0.0)
         return plan
 
     async def _find_node(self) -> None:
         try:
             node = await self._cluster.get_node(self._node_name)
         except ApiError as error:
-            if error.status == 404:
-                self._node_uid = ""
-            raise
-        uid = str(node["metadata"]["uid"])
-        if uid != self._node_uid:
-            self._node_uid = uid
-            self._forget_pool()
-
-    def _plan(self) -> Plan:
-        if self._pool is None:
-            devices = [device.to_api() for device in self._model.devices]
-            self._pool = divide(devices, node_name=self._node_name, node_uid=self._node_uid)
-        return plan_writes(self._pool, self._stored.values(), self._accepted)
-
-    def _forget_pool(self) -> None:
-        self._pool = None
-        self._accepted.clear()
+            if error.status != 404:
+                raise
+            self._offer.node_uid = ""
+            raise ApiError(
+                404, f"node {self._node_name!r} does not exist yet; if it has another name, set hostnameOverride"
+            ) from error
+        self._offer.node_uid = str(node["metadata"]["uid"])
 
     async def _write(self, plan: Plan) -> None:
         for slice_ in plan.delete:
@@ -340,46 +307,19 @@ class Publisher:
     def _wrote(self, what: str, write: Write, stored: JsonObject) -> None:
         self._metrics.count_slice_write(what)
         self._remember(stored)
-        if self._pool is None or write.index >= len(self._pool.chunks):
-            return  # replaced by `publish` meanwhile; the next sync is due already
-        found = content_of(stored)
-        paths = list(islice(differences(self._pool.content(write.index), found), _NOTED_DIFFERENCES))
-        if not paths:
-            self._accepted.pop(write.index, None)
-            return
-        # The server drops fields of features that are off, without an error. Sending them again would change nothing,
-        # for ever; what it made of them is as good as it gets.
-        self._accepted[write.index] = found
-        for path in dict.fromkeys(re.sub(r"\[\d+\]", "[]", path) for path in paths):
-            if path not in self._noted:
-                self._noted.add(path)
-                _log.warning(
-                    "the API server does not store a field as it was sent",
-                    extra=fields(field=path, slice=stored["metadata"]["name"]),
-                )
-
-    def _drop_lists(self, error: ApiError) -> bool:
-        """Go on without list attributes, if there are any."""
-        if not has_list_attributes(device.to_api() for device in self._model.devices):
-            return False
-        _log.warning(
-            "the API server refuses the slices; publishing them without list attributes such as pcieRoot, which need "
-            "its feature gate DRAListTypeAttributes",
-            extra=fields(reason=error),
-        )
-        self.publish(self._model.without_list_attributes())
-        return True
+        self._offer.accept(write, stored)
 
     def _published(self, plan: Plan) -> None:
         self._metrics.count_slice_sync("success")
         self._calm_at = asyncio.get_running_loop().time() + self._pace.calm_s
         if plan or self._failure:
-            _log.info(
+            _log.log(
+                logging.DEBUG if self._contested else logging.INFO,
                 "slices published",
                 extra=fields(
                     node=self._node_name,
                     slices=len(self._stored),
-                    devices=len(self._model.devices),
+                    devices=self._offer.device_count,
                     generation=plan.generation,
                     deleted=len(plan.delete),
                     updated=len(plan.replace),
@@ -388,13 +328,18 @@ class Publisher:
             )
         self._failure = ""
         if self._contested:
-            self._health.set_missing(SLICES, _CONTESTED)
+            self._not_in_place(_CONTESTED)
         else:
             self._in_place()
 
     def _in_place(self) -> None:
-        self._metrics.set_published(len(self._stored), len(self._model.devices))
+        self._holds = True
+        self._metrics.set_published(len(self._stored), self._offer.device_count)
         self._health.set_ok(SLICES)
+
+    def _not_in_place(self, reason: str) -> None:
+        self._holds = False
+        self._health.set_missing(SLICES, reason)
 
     @property
     def _contested(self) -> bool:
@@ -408,7 +353,7 @@ class Publisher:
         self._repairs += 1
         self._metrics.count_slice_repair()
         if not self._contested:
-            self._health.set_missing(SLICES, "somebody else deleted or changed them; they are being repaired")
+            self._not_in_place("somebody else deleted or changed them; they are being repaired")
             self._sync_at(self._pace.repair_s * random.uniform(0.5, 1.0))
             return
         if self._repairs == self._pace.patience + 1:
@@ -416,16 +361,17 @@ class Publisher:
                 "somebody else keeps deleting or changing this node's slices",
                 extra=fields(repairs=self._pace.patience, writer=_writer(slice_)),
             )
-        self._health.set_missing(SLICES, _CONTESTED)
+        self._not_in_place(_CONTESTED)
         self._sync_at(self._pace.contested_s)
 
     def _failed(self, error: ApiError) -> None:
         self._metrics.count_slice_sync("error")
-        self._health.set_missing(SLICES, str(error))
-        # An outage of hours is one line, not one for each attempt.
-        level = logging.DEBUG if self._failure == str(error) else logging.WARNING
-        self._failure = str(error)
-        _log.log(level, "slices cannot be published now; trying again", extra=fields(reason=error))
+        # An outage of hours is one line, not one for each attempt with another generated name.
+        reason = _GENERATED_NAME.sub('"…"', str(error))
+        self._not_in_place(reason)
+        level = logging.DEBUG if self._failure == reason else logging.WARNING
+        self._failure = reason
+        _log.log(level, "slices cannot be published now; trying again", extra=fields(reason=reason))
 
     def _sync_at(self, delay_s: float) -> None:
         self._due = asyncio.get_running_loop().time() + delay_s
