@@ -11,6 +11,10 @@ enum { CLAIM_UID_LENGTH = 63 };
 static yyjson_doc *parse(char *text, size_t length, const char *name, struct refusal *refusal)
 {
     yyjson_read_err error;
+    if (length == 0) {
+        refuse(refusal, "%s is empty", name);
+        return NULL;
+    }
     // Numbers stay text: no number of a container's configuration is too large then, and none is rounded.
     yyjson_doc *document =
         yyjson_read_opts(text, length, YYJSON_READ_INSITU | YYJSON_READ_NUMBER_AS_RAW, NULL, &error);
