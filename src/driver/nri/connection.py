@@ -107,16 +107,16 @@ class NriConnection:
 
     async def run(self) -> None:
         """Connect, serve and connect again, until cancelled."""
-        self._health.require(RUNTIME, f"not connected to the runtime at {self._path} yet")
+        self._health.require(RUNTIME, f"no connection to the runtime at {self._path} yet")
         self._metrics.set_nri_connected(False)
         clock = asyncio.get_running_loop().time
         waits = delays(self._timing.first_retry_s, self._timing.longest_retry_s)
         while True:
             tried = _identity(self._path)
             started = clock()
-            reason = await self._attempt()
+            reason = f"no connection to the runtime at {self._path}: {await self._attempt()}"
             self._health.set_missing(RUNTIME, reason)
-            _log.debug("not connected to the runtime", extra=fields(reason=reason))
+            _log.debug("no connection to the runtime", extra=fields(reason=reason))
             if clock() - started > self._timing.longest_retry_s:
                 waits = delays(self._timing.first_retry_s, self._timing.longest_retry_s)
             if await self._other_socket(tried, within_s=next(waits)):
@@ -143,7 +143,7 @@ class NriConnection:
             If called from within the handling of an event.
         """
         if self._session is None or not self._session.synchronized.is_set():
-            raise NriError(Code.UNAVAILABLE, f"not connected to the runtime at {self._path}")
+            raise NriError(Code.UNAVAILABLE, f"no connection to the runtime at {self._path}")
         await self._session.update_containers(updates, timeout_s)
 
     async def _attempt(self) -> str:
@@ -152,9 +152,9 @@ class NriConnection:
             async with asyncio.timeout(_CONNECT_S):
                 reader, writer = await asyncio.open_unix_connection(self._path, limit=_BUFFER_BYTES)
         except TimeoutError:
-            return f"the runtime did not accept a connection at {self._path} within {_CONNECT_S:g} s"
+            return f"it was not accepted within {_CONNECT_S:g} s"
         except OSError as error:
-            return f"cannot connect to the runtime at {self._path}: {error.strerror or error}"
+            return error.strerror or str(error)
         self._session = Session(
             Trunk(reader, writer),
             self._plugin,
@@ -165,10 +165,10 @@ class NriConnection:
             ready=self._ready,
         )
         try:
-            return f"lost the runtime at {self._path}: {await self._session.run()}"
+            return await self._session.run()
         except Exception as error:
             _log.exception("a bug")
-            return f"lost the runtime at {self._path}: internal error: {type(error).__name__}"
+            return f"internal error: {type(error).__name__}"
         finally:
             self._session = None
             self._metrics.set_nri_connected(False)
