@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from driver.allocators import Allocator, ExternalAllocator
 from driver.cdi import CdiDirectory
@@ -30,9 +30,12 @@ from driver.ledger import Ledger
 from driver.logs import fields
 from driver.metadata import MetadataStore
 from driver.metrics import Metrics
+from driver.nri.runtimeside import RuntimeSide
+from driver.orphans import Orphans
 from driver.prepare import Preparer
 from driver.publisher import Publisher
 from driver.retries import delays
+from driver.runtime import NoRuntime
 from driver.startguard import StartGuard
 from driver.status import StatusWriter
 from driver.web import WebServer
@@ -42,6 +45,8 @@ from fastcpu.pcie import read_pcie_roots
 from fastcpu.pool import CpuPool
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from driver.config import Config
 
 _log = logging.getLogger(__name__)
@@ -113,6 +118,8 @@ async def _serve(config: Config) -> None:
         stack.push_async_callback(cluster.close)
         status = StatusWriter(cluster)
         stack.push_async_callback(status.close)
+        runtime_side = _runtime_side(config, topology, ledger, cluster, health, metrics)
+        runtime = runtime_side.enforcement if runtime_side is not None else NoRuntime()
         preparer = Preparer(
             claims=cluster,
             allocator=_build_allocator(config, topology, model, pool),
@@ -122,6 +129,15 @@ async def _serve(config: Config) -> None:
             cdi=CdiDirectory(config.cdi_dir, None if guard is None else guard.hook),
             metadata=MetadataStore(config.plugin_dir / "dra-device-metadata", config.cdi_dir),
             status=status,
+            runtime=runtime,
+            metrics=metrics,
+        )
+        orphans = Orphans(
+            claims=cluster,
+            preparer=preparer,
+            ledger=ledger,
+            runtime=runtime,
+            pool_name=config.node_name,
             metrics=metrics,
         )
         kubelet = KubeletPlugin(
@@ -139,11 +155,43 @@ async def _serve(config: Config) -> None:
             await guard.put_in_place()
             stack.callback(asyncio.create_task(guard.keep_in_place()).cancel)
         await _restore_patiently(preparer, health)
+        tasks = await stack.enter_async_context(_Tasks())
+        if runtime_side is not None:
+            tasks.start(runtime_side.run())
+            tasks.start(orphans.run())
         stack.push_async_callback(kubelet.stop)
+        if runtime_side is not None:
+            stack.callback(runtime_side.close)
         await kubelet.start()
         health.set_ok(STARTED)
         _log.info("started", extra=fields(seconds=round(time.monotonic() - started, 3), pid=os.getpid()))
-        await publisher.run()
+        tasks.start(publisher.run())
+        await tasks.failure()
+
+
+class _Tasks:
+    """What runs for as long as the driver does. That one of them ends is a bug, and ends the driver."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start one."""
+        self._tasks.append(asyncio.create_task(work))
+
+    async def failure(self) -> None:
+        """Wait until one of them ends, and raise what ended it."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
 
 
 def _read_machine(config: Config) -> Topology:
@@ -193,6 +241,22 @@ def _build_model(config: Config, topology: Topology) -> DeviceModel:
     for device in model.devices:
         _log.info("device", extra=fields(device=device.name, cpus=device.cpus, count=len(device.cpus)))
     return model
+
+
+def _runtime_side(
+    config: Config, topology: Topology, ledger: Ledger, cluster: Cluster, health: Health, metrics: Metrics
+) -> RuntimeSide | None:
+    if not config.nri_socket:
+        return None
+    return RuntimeSide(
+        config.nri_socket,
+        ledger=ledger,
+        isolated=topology.isolated,
+        claims=cluster,
+        health=health,
+        metrics=metrics,
+        start_guard=config.start_guard,
+    )
 
 
 def _build_allocator(config: Config, topology: Topology, model: DeviceModel, pool: CpuPool) -> Allocator:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep the ledger, a claim's record and its CDI spec in step.
+"""Keep the ledger, a claim's record and its CDI spec in step, and other containers off the claim's CPUs.
 
-Holding goes ledger, record, spec; letting go goes spec, record, ledger. So at every moment a spec has a record and the
-CPUs of a record are held, and whatever a crash leaves is completed by `driver.restore`. A failure undoes the earlier
-steps; where even that fails the CPUs stay held, and the claim's next prepare or unprepare goes on from there.
+Holding goes ledger, record, runtime, spec; letting go goes spec, record, ledger, runtime. So at every moment a spec has a
+record and the CPUs of a record are held, and whatever a crash leaves is completed by `driver.restore`. A failure undoes
+the earlier steps; where even that fails the CPUs stay held, and the claim's next prepare or unprepare goes on from there.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from driver.checkpoint import RecordStore
     from driver.ledger import Ledger, Record
     from driver.names import ClaimUID
+    from driver.runtime import Runtime
 
 _log = logging.getLogger(__name__)
 
@@ -34,51 +35,62 @@ class ClaimFiles:
         The records.
     cdi : CdiDirectory
         The CDI specs.
+    runtime : Runtime
+        What holds containers to their CPUs.
     """
 
-    def __init__(self, ledger: Ledger, records: RecordStore, cdi: CdiDirectory) -> None:
+    def __init__(self, ledger: Ledger, records: RecordStore, cdi: CdiDirectory, runtime: Runtime) -> None:
         self._ledger = ledger
         self._records = records
         self._cdi = cdi
+        self._runtime = runtime
 
-    async def keep(self, record: Record) -> None:
-        """Put on the disk what the ledger holds since just now; on failure let the ledger release it.
+    async def keep(self, record: Record, deadline: float) -> None:
+        """Put on the disk and into force what the ledger holds since just now; on failure let the ledger release it.
 
         Parameters
         ----------
         record : Record
             A record that the ledger holds and that is in no file yet.
+        deadline : float
+            Until when to wait for the runtime, in the event loop's time.
 
         Raises
         ------
         ClaimError
-            If something cannot be written.
+            If something cannot be written, or other containers cannot be moved away from its CPUs.
         """
-        try:
-            await self._records.write(record)
-            await self._cdi.write(record.uid, record.cpus)
-        except Exception as error:
-            await self._undo(record)
-            if isinstance(error, OSError):
-                raise ClaimError(f"cannot write the claim's files: {error}") from error
-            raise
+        with self._runtime.barred(record.uid, "is still being prepared"):
+            try:
+                await self._records.write(record)
+                await self._runtime.confirm(record, deadline)
+                await self._cdi.write(record.uid, record.cpus)
+            except Exception as error:
+                await self._undo(record)
+                if isinstance(error, OSError):
+                    raise ClaimError(f"cannot write the claim's files: {error}") from error
+                raise
 
-    async def keep_again(self, record: Record) -> None:
-        """Write whatever is missing or differs on the disk of what the ledger holds.
+    async def keep_again(self, record: Record, deadline: float) -> None:
+        """Write whatever is missing or differs on the disk of what the ledger holds, and see that it is in force.
 
         Parameters
         ----------
         record : Record
             The record; the ledger may have an adopted one in its place until now.
+        deadline : float
+            Until when to wait for the runtime, in the event loop's time.
 
         Raises
         ------
         ClaimError
-            If something cannot be written. The ledger is as it was.
+            If something cannot be written, or other containers cannot be moved away from its CPUs. The ledger is as it
+            was.
         """
         try:
             if await self._records.write(record):
                 _log.info("wrote the claim's record anew", extra=fields(cpus=record.cpus))
+            await self._runtime.confirm(record, deadline)
             if await self._cdi.write(record.uid, record.cpus):
                 _log.info("wrote the claim's CDI spec anew", extra=fields(cpus=record.cpus))
         except OSError as error:
@@ -108,6 +120,7 @@ class ClaimFiles:
             raise ClaimError(f"cannot remove the claim's files, {holds}: {error}") from error
         if held is not None:
             self._ledger.release(uid)
+            self._runtime.released(uid)
 
     async def _undo(self, record: Record) -> None:
         try:

@@ -24,6 +24,17 @@ _RESULTS: Final = ("success", "error", "unknown")
 # Prometheus' usual ones, smaller ones because most claims take about a millisecond, and two beyond the ten seconds
 # for which a prepare waits.
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 45.0)
+# Most answers to the runtime take less than a millisecond; after two seconds it does not wait any more.
+_NRI_SECONDS: Final = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 5.0),
+)
+_NRI_OPERATIONS: Final = ("create_container", "stop_container", "remove_container")
+_MODES: Final = ("exclusive", "shared", "unknown")
+_REFUSALS: Final = (
+    *("malformed", "override", "unknown", "unmarked", "mismatch", "barred", "owned", "unverified", "foreign"),
+    "empty_pool",
+)
 _CPUS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
@@ -99,6 +110,45 @@ class Metrics:
         self._start_guard = self._gauge(
             "start_guard_ok", "Whether this host runs the start guard: 1, or 0 if it does not or the guard is off."
         )
+        self._nri_connected = self._gauge(
+            "nri_connected", "Whether the runtime is connected and its containers are known: 1 or 0."
+        )
+        self._nri_reconnects = self._counter("nri_reconnects", "Times that the lost runtime was connected again.")
+        self._nri_synchronize_seconds = self._labelled_histogram(
+            "nri_synchronize_duration_seconds", "How long the driver took to answer a synchronisation.", _RESULTS
+        )
+        self._nri_seconds = {
+            operation: self._labelled_histogram(
+                f"nri_{operation}_duration_seconds",
+                f"How long the driver took to answer a {operation.replace('_', ' ')}.",
+                _RESULTS,
+                _MODES,
+            )
+            for operation in _NRI_OPERATIONS
+        }
+        self._refused_containers = self._counter(
+            "nri_refused_containers", "Containers that were not let in.", "reason", _REFUSALS
+        )
+        self._corrected_containers = self._counter(
+            "nri_corrected_containers",
+            "Containers that had, when the runtime was connected, other CPUs than they should have.",
+            "cpu_allocation_mode",
+            ("exclusive", "shared"),
+        )
+        self._pushes = self._counter(
+            "nri_pushes", "Updates of a few containers that the runtime was sent.", "result", ("success", "error")
+        )
+        self._pushed_containers = self._counter("nri_pushed_containers", "Containers in these updates.")
+        self._unmovable_containers = self._gauge(
+            "nri_unmovable_containers", "Containers that the runtime cannot give the CPUs that they should have."
+        )
+        self._orphaned_claims = self._counter(
+            "orphaned_claims", "Claims that were released because the API server does not know them any more."
+        )
+        self._kubelet_cpu_manager = self._gauge(
+            "kubelet_static_cpu_manager",
+            "Whether the kubelet's own CPU manager gave containers CPUs at the start: 1 or 0.",
+        )
         self._ready = self._gauge("ready", "Whether the driver is ready: 1 or 0.")
         self._conditions = self._gauge("condition", "Whether a condition of being ready holds: 1 or 0.", "condition")
         self._conditions.labels("started")
@@ -167,6 +217,47 @@ class Metrics:
         """Count that the slices were not as they had been left."""
         self._slice_repairs.inc()
 
+    def set_nri_connected(self, connected: bool) -> None:
+        """Say whether the runtime is connected and its containers are known."""
+        self._nri_connected.set(connected)
+
+    def count_nri_reconnect(self) -> None:
+        """Count that the runtime was connected again after it was lost."""
+        self._nri_reconnects.inc()
+
+    def observe_nri_synchronize(self, result: str, seconds: float) -> None:
+        """Count a synchronisation, which ended with ``success`` or ``error``, and how long it took."""
+        self._nri_synchronize_seconds.labels(result).observe(seconds)
+
+    def observe_nri(self, operation: str, result: str, mode: str, seconds: float) -> None:
+        """Count a ``create_container``, ``stop_container`` or ``remove_container``, and how long it took."""
+        self._nri_seconds[operation].labels(result, mode).observe(seconds)
+
+    def count_refused_container(self, reason: str) -> None:
+        """Count a container that was not let in."""
+        self._refused_containers.labels(reason).inc()
+
+    def count_corrected_container(self, mode: str) -> None:
+        """Count a container that had not the CPUs that it should have, ``exclusive`` or ``shared``."""
+        self._corrected_containers.labels(mode).inc()
+
+    def count_nri_push(self, result: str, containers: int) -> None:
+        """Count an update of some containers that ended with ``success`` or ``error``."""
+        self._pushes.labels(result).inc()
+        self._pushed_containers.inc(containers)
+
+    def set_unmovable_containers(self, containers: int) -> None:
+        """Say how many containers could not be given their CPUs."""
+        self._unmovable_containers.set(containers)
+
+    def count_orphaned_claim(self) -> None:
+        """Count a claim that was released because the API server does not know it any more."""
+        self._orphaned_claims.inc()
+
+    def set_kubelet_static_cpu_manager(self, static: bool) -> None:
+        """Say whether the kubelet's CPU manager gives containers CPUs of its own."""
+        self._kubelet_cpu_manager.set(static)
+
     def set_published(self, slices: int, devices: int) -> None:
         """Say how many slices and devices are in place."""
         self._published_slices.set(slices)
@@ -198,6 +289,16 @@ class Metrics:
         for value in values:
             counter.labels(value)
         return counter
+
+    def _labelled_histogram(
+        self, name: str, text: str, results: tuple[str, ...], modes: tuple[str, ...] = ()
+    ) -> Histogram:
+        labels = ("result", "cpu_allocation_mode") if modes else ("result",)
+        histogram = Histogram(f"dra_cpu_{name}", text, labels, registry=self._registry, buckets=_NRI_SECONDS)
+        for result in results:
+            for mode in modes or ("",):
+                histogram.labels(*((result, mode) if modes else (result,)))
+        return histogram
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"dra_cpu_{name}", text, registry=self._registry, buckets=buckets)

@@ -2,7 +2,7 @@
 """Prepare and unprepare one claim: the use case, whatever asks for it.
 
 A prepare reads the claim, compares it with what is held for it, has CPUs chosen and holds them in one breath, and puts
-that on the disk (`driver.claimfiles`) before it answers. The kubelet repeats a failed prepare late, so what may pass by
+that on the disk and into force (`driver.claimfiles`) before it answers. The kubelet repeats a failed prepare late, so what may pass by
 itself is waited for.
 
 The work on one claim is done one after the other, also when a call is cancelled in the middle of it. Different claims
@@ -27,11 +27,11 @@ from driver.logs import fields, operation
 from driver.names import ClaimUID, cdi_device_id
 from driver.restore import RestoreMetrics, restore
 from driver.retries import delays, may_pass
-from driver.serial import ClaimLocks, uninterrupted
+from driver.serial import ClaimLocks, any_of, uninterrupted
 from driver.status import device_entries, tells
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from driver.allocators import Allocator, Choice
     from driver.cdi import CdiDirectory
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from driver.devices import DeviceModel
     from driver.ledger import Ledger
     from driver.metadata import MetadataStore
+    from driver.runtime import Runtime
     from driver.status import StatusWriter
 
 _log = logging.getLogger(__name__)
@@ -126,6 +127,8 @@ class Preparer:
         The files.
     status : StatusWriter
         What tells the API server which CPUs a claim got.
+    runtime : Runtime
+        What holds containers to their CPUs.
     metrics : PrepareMetrics
         What counts.
     wait_s : float
@@ -143,6 +146,7 @@ class Preparer:
         cdi: CdiDirectory,
         metadata: MetadataStore,
         status: StatusWriter,
+        runtime: Runtime,
         metrics: PrepareMetrics,
         wait_s: float = _WAIT_S,
     ) -> None:
@@ -154,9 +158,10 @@ class Preparer:
         self._cdi = cdi
         self._metadata = metadata
         self._status = status
+        self._runtime = runtime
         self._metrics = metrics
         self._wait_s = wait_s
-        self._files = ClaimFiles(ledger, records, cdi)
+        self._files = ClaimFiles(ledger, records, cdi, runtime)
         self._locks = ClaimLocks()
         self._device_cpus = {device.name: device.cpus for device in model.devices}
         self._device_attributes = {device.name: device.attributes for device in model.devices}
@@ -215,7 +220,7 @@ class Preparer:
         Raises
         ------
         ClaimError
-            If its files cannot be removed. Its CPUs stay held then.
+            If a container still uses it, or that is not known, or its files cannot be removed. Its CPUs stay held then.
         """
         claim_name = f"{reference.namespace}/{reference.name}"
         with (
@@ -223,8 +228,38 @@ class Preparer:
             _outcome("claim not unprepared", self._metrics.observe_unprepare),
         ):
             async with self._locks.hold(reference.uid):
-                self._status.drop(reference.uid)
-                await uninterrupted(self._unprepare(reference))
+                await self._unprepare(reference, self._wait_s)
+
+    async def release_if(self, uid: ClaimUID, is_orphan: Callable[[Record], Awaitable[bool]]) -> bool:
+        """Release a claim that nobody will unprepare any more, unless a container still uses it.
+
+        Parameters
+        ----------
+        uid : ClaimUID
+            The claim.
+        is_orphan : callable
+            Finds out whether it is one; nothing else is done with the claim meanwhile.
+
+        Returns
+        -------
+        bool
+            Whether it was released.
+
+        Raises
+        ------
+        ClaimError
+            If its files cannot be removed. Its CPUs stay held then.
+        """
+        async with self._locks.hold(uid):
+            record = self._ledger.get(uid)
+            if record is None or not await is_orphan(record):
+                return False
+            reference = ClaimReference(uid=uid, namespace=record.namespace, name=record.name)
+            try:
+                await self._unprepare(reference, 0.0)
+            except ClaimPendingError:
+                return False
+            return True
 
     async def _prepare(self, reference: ClaimReference) -> tuple[PreparedAnswer, ...]:
         deadline = asyncio.get_running_loop().time() + self._wait_s
@@ -240,7 +275,8 @@ class Preparer:
             record = await self._patiently(self._verify, claim, deadline)
         else:
             record = _same(claim, held)
-        metadata_ids = await uninterrupted(self._keep(record, is_new=held is None))
+        self._runtime.learn(claim.uid, raw)
+        metadata_ids = await uninterrupted(self._keep(record, deadline, is_new=held is None))
         entries = device_entries(record, self._device_cpus)
         self._status.submit(record, [] if tells(raw, entries) else entries)
         return _answers(record, metadata_ids)
@@ -264,25 +300,23 @@ class Preparer:
     async def _patiently(
         self, choose: Callable[[AllocatedClaim], Record], claim: AllocatedClaim, deadline: float
     ) -> Record:
-        """Choose, and as long as another claim's CPUs stand in the way choose again after each change."""
+        """Choose, and as long as something stands in the way that may pass choose again after each change."""
         said = False
         while True:
-            changed = self._ledger.changed
+            changes = (self._ledger.changed, self._runtime.changed)
             try:
                 return choose(claim)
             except ClaimPendingError as error:
                 if not said:
                     _log.info("waiting for CPUs", extra=fields(reason=error, wait_s=self._wait_s))
                     said = True
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        await changed.wait()
-                except TimeoutError:
-                    raise error from None
+                if not await any_of(changes, deadline):
+                    raise
 
     def _choose_and_hold(self, claim: AllocatedClaim) -> Record:
         # Never an await in here: the choice is only good as long as nobody else takes anything.
         record = _record(claim, self._allocator.choose(claim, self._ledger.holders))
+        self._runtime.admit(record.cpus)
         self._ledger.hold(record)
         return record
 
@@ -298,17 +332,24 @@ class Preparer:
         _log.info("an adopted claim is what its CDI spec says", extra=fields(cpus=held.cpus))
         return record
 
-    async def _keep(self, record: Record, *, is_new: bool) -> dict[str, str]:
+    async def _keep(self, record: Record, deadline: float, *, is_new: bool) -> dict[str, str]:
         if is_new:
-            await self._files.keep(record)
+            await self._files.keep(record, deadline)
             self._metrics.observe_claim_cpus(len(record.cpus))
             _log.info("claim prepared", extra=fields(cpus=record.cpus, devices=_device_names(record)))
         else:
-            await self._files.keep_again(record)
+            await self._files.keep_again(record, deadline)
             _log.info("claim was prepared before", extra=fields(cpus=record.cpus, since=record.prepared_at))
         return await self._metadata.write(record, self._device_attributes)
 
-    async def _unprepare(self, reference: ClaimReference) -> None:
+    async def _unprepare(self, reference: ClaimReference, wait_s: float) -> None:
+        with self._runtime.barred(reference.uid, "is being unprepared"):
+            if self._ledger.get(reference.uid) is not None:
+                await self._runtime.unused(reference.uid, asyncio.get_running_loop().time() + wait_s)
+            self._status.drop(reference.uid)
+            await uninterrupted(self._let_go(reference))
+
+    async def _let_go(self, reference: ClaimReference) -> None:
         held = self._ledger.get(reference.uid)
         await self._files.let_go(reference.uid)
         if held is None:

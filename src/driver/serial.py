@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work on one claim, one after the other and to its end."""
+"""Work on one claim, one after the other and to its end, and waiting for what it needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncIterator, Coroutine, Sequence
 
     from driver.names import ClaimUID
 
@@ -38,6 +38,33 @@ class ClaimLocks:
         lock = self._locks.setdefault(uid, asyncio.Lock())
         async with lock:
             yield
+
+
+async def any_of(events: Sequence[asyncio.Event], deadline: float) -> bool:
+    """Wait until one of several events is set.
+
+    Parameters
+    ----------
+    events : sequence of asyncio.Event
+        The events.
+    deadline : float
+        Until when, in the event loop's time.
+
+    Returns
+    -------
+    bool
+        Whether one was.
+    """
+    loop = asyncio.get_running_loop()
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        done, _ = await asyncio.wait(
+            waits, timeout=max(deadline - loop.time(), 0.0), return_when=asyncio.FIRST_COMPLETED
+        )
+        return bool(done)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 async def uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:

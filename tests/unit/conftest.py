@@ -28,6 +28,7 @@ from driver.metrics import Metrics
 from driver.names import ClaimUID
 from driver.prepare import ClaimReference, PreparedAnswer, Preparer
 from driver.sandbox.machine import MachineShape, write_machine
+from driver.runtime import NoRuntime, Runtime
 from driver.status import StatusWriter
 from fastcpu import CpuSet
 from fastcpu.pool import CpuPool
@@ -254,6 +255,7 @@ class Node:
         self.cdi_folder = root / "cdi"
         self.metadata_folder = root / "plugin" / "dra-device-metadata"
         self.wait_s = 0.0
+        self.runtime: Runtime = NoRuntime()
         self.start()
 
     def start(self, *, group_by: str = "numanode", reserved: str = "0-1") -> None:
@@ -279,6 +281,7 @@ class Node:
             cdi=CdiDirectory(self.cdi_folder),
             metadata=MetadataStore(self.metadata_folder, self.cdi_folder),
             status=self.status,
+            runtime=self.runtime,
             metrics=Metrics(self.registry),
             wait_s=self.wait_s,
         )

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of the containers that live on this node, and which CPUs the kernel may hold each of them to.
+
+An answer or an update that the runtime has accepted does not always last. There are three windows in which it does not:
+between the answer to a creation and the end of the creation the runtime does not know the container yet; while it starts
+one, the kernel gets the CPUs that were stored before; and after the answer to an update it carries that answer out
+last, whatever was pushed meanwhile. So a container has the CPUs that it was *given last*, and besides CPUs that it may
+still have, its *doubts*. Only an update that is pushed outside of all windows, and that no event has crossed, removes them.
+
+Pure: no I/O, no clock; times are seconds of a monotonic clock, passed in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from fastcpu import CpuSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from driver.names import ClaimUID
+
+WINDOW_S: Final = 5.0
+"""How long a window may last; after that an event was missed, and a push counts again."""
+
+_MOST_DOUBTS: Final = 16
+
+
+class Phase(Enum):
+    """How far a container has come."""
+
+    CREATING = "is being created"
+    CREATED = "is created but not started"
+    STARTING = "is being started"
+    RUNNING = "runs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A pod, as the runtime names it.
+
+    Attributes
+    ----------
+    uid : str
+        The pod's UID, or the sandbox's id where the runtime knows none.
+    namespace, name : str
+        For people.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Container:
+    """A container that lives: created, and not yet known to have ended.
+
+    Attributes
+    ----------
+    id, name : str
+        The runtime's id, and the name in the pod.
+    pod : Pod
+        Its pod.
+    claims : frozenset of ClaimUID
+        The claims whose CPUs it has for itself; empty for a container on the shared pool.
+    exclusive : CpuSet
+        Their CPUs; empty likewise.
+    phase : Phase
+        How far it has come.
+    given : CpuSet
+        The CPUs that the runtime was told last.
+    verified : bool
+        Whether the runtime was told, or tried to be told, since the driver knows the container; before that, the kernel
+        may hold it to anything.
+    fault : str
+        Why the last push failed; empty if it did not.
+    """
+
+    id: str
+    name: str
+    pod: Pod
+    claims: frozenset[ClaimUID] = frozenset()
+    exclusive: CpuSet = field(default_factory=CpuSet)
+    phase: Phase
+    given: CpuSet
+    verified: bool = True
+    fault: str = ""
+    _doubts: list[tuple[CpuSet, float]] = field(default_factory=list)
+    _created_with: CpuSet = field(default_factory=CpuSet)
+    _before_start: CpuSet = field(default_factory=CpuSet)
+    _phase_since: float = 0.0
+    _update: tuple[CpuSet, float] | None = None
+    _events: int = 0
+    _failures: int = 0
+    _retry_at: float = 0.0
+
+    @classmethod
+    def created(
+        cls,
+        identity: str,
+        name: str,
+        pod: Pod,
+        claims: frozenset[ClaimUID],
+        exclusive: CpuSet,
+        given: CpuSet,
+        now: float,
+    ) -> Container:
+        """Return a container whose creation was answered just now, with these CPUs."""
+        return cls(
+            id=identity,
+            name=name,
+            pod=pod,
+            claims=claims,
+            exclusive=exclusive,
+            phase=Phase.CREATING,
+            given=given,
+            _created_with=given,
+            _before_start=given,
+            _phase_since=now,
+        )
+
+    def __str__(self) -> str:
+        return f"container {self.name} of pod {self.pod}"
+
+    @property
+    def may_have(self) -> CpuSet:
+        """All CPUs to which the kernel may hold it, as far as the driver knows; see `verified`."""
+        return self.given.union(*(cpus for cpus, _ in self._doubts))
+
+    # What happens to it
+
+    def post_created(self, now: float) -> None:
+        """The runtime knows it: what was answered is stored, and nothing that was pushed meanwhile."""
+        self._event()
+        if self.phase is Phase.CREATING:
+            self._give(self._created_with, now)
+            self._enter(Phase.CREATED, now)
+
+    def starting(self, now: float) -> None:
+        """The runtime has begun to start it, some time ago."""
+        self._event()
+        if self.phase is not Phase.RUNNING:
+            self._enter(Phase.STARTING, now)
+
+    def started(self, now: float) -> None:
+        """It runs: the kernel has what was stored at some time since its creation."""
+        self._event()
+        if self.phase is not Phase.RUNNING:
+            self._doubt(self._before_start, now)
+            self._enter(Phase.RUNNING, now)
+
+    def updating(self, answer: CpuSet, now: float) -> None:
+        """The runtime will give it these CPUs: an update was answered with them."""
+        self._event()
+        if self.phase is Phase.CREATING:
+            self._enter(Phase.CREATED, now)
+        self._give(answer, now)
+        self._before_start |= answer
+        self._update = (answer, now)
+
+    def updated(self, now: float) -> None:
+        """The runtime has carried an update out, before or after anything that was pushed meanwhile."""
+        self._event()
+        if self._update is not None:
+            self._doubt(self._update[0], now)
+            self._update = None
+
+    def synchronized(self, answer: CpuSet, now: float) -> None:
+        """The runtime was told these CPUs in the answer to a synchronisation, and will not tell whether it heeds them."""
+        self._give(answer, now)
+
+    # Pushes
+
+    @property
+    def events(self) -> int:
+        """How many events there were; a push proves something only if there was none since it was sent."""
+        return self._events
+
+    def push_due(self, wanted: CpuSet, now: float) -> float | None:
+        """Return from when on a push of these CPUs makes sense; None if there is nothing to be gained.
+
+        Parameters
+        ----------
+        wanted : CpuSet
+            The CPUs that it should have.
+        now : float
+            The present time.
+        """
+        if self.verified and not self._doubts and self.given == wanted:
+            return None
+        at = now
+        if self.phase is Phase.CREATED and self.verified and self.given == wanted:
+            # If a start had begun before the push, it would be known by then.
+            at = min(since for _, since in self._doubts) + WINDOW_S
+        return max(at, self._window_end(), self._retry_at)
+
+    def pushed(self, cpus: CpuSet, sent_at: float, events: int, now: float) -> None:
+        """The runtime has answered that it has given it these CPUs.
+
+        Parameters
+        ----------
+        cpus : CpuSet
+            What was pushed.
+        sent_at : float
+            When.
+        events : int
+            `events` at that time.
+        now : float
+            The present time.
+        """
+        self.verified = True
+        self.fault = ""
+        self._failures = 0
+        self._retry_at = 0.0
+        before = self.given
+        self._before_start |= cpus
+        if events != self._events or sent_at < self._window_end():
+            self._give(cpus, now)
+            return
+        self.given = cpus
+        if self.phase is Phase.CREATED:
+            self._doubts = [doubt for doubt in self._doubts if doubt[1] + WINDOW_S > sent_at]
+            self._doubt(before, now)
+        else:
+            self._doubts.clear()
+
+    def push_failed(self, cpus: CpuSet, reason: str, now: float, *, retry_s: float) -> None:
+        """The runtime has not answered, or has answered that it could not; it may have done so all the same."""
+        self.verified = True
+        self.fault = reason
+        self._failures += 1
+        self._retry_at = now + min(retry_s * 2 ** min(self._failures - 1, 10), 60.0)
+        self._before_start |= cpus
+        self._doubt(cpus, now)
+
+    def retry_soon(self, now: float) -> None:
+        """Somebody needs it to be moved: do not wait much longer for the next try after failures."""
+        self._retry_at = min(self._retry_at, now + 1.0)
+
+    # The parts
+
+    def _window_end(self) -> float:
+        """Return when the windows that are open count as closed; 0 if none is."""
+        end = 0.0
+        if self.phase in (Phase.CREATING, Phase.STARTING):
+            end = self._phase_since + WINDOW_S
+        if self._update is not None:
+            end = max(end, self._update[1] + WINDOW_S)
+        return end
+
+    def _event(self) -> None:
+        self._events += 1
+
+    def _enter(self, phase: Phase, now: float) -> None:
+        self.phase = phase
+        self._phase_since = now
+
+    def _give(self, cpus: CpuSet, now: float) -> None:
+        """Take note that it has, or will have, these CPUs, or still those from before."""
+        before, self.given = self.given, cpus
+        self._doubt(before, now)
+
+    def _doubt(self, cpus: CpuSet, now: float) -> None:
+        if cpus == self.given:
+            return
+        self._doubts = [doubt for doubt in self._doubts if doubt[0] != cpus]
+        self._doubts.append((cpus, now))
+        if len(self._doubts) > _MOST_DOUBTS:
+            self._doubts = [(CpuSet().union(*(known for known, _ in self._doubts)), now)]
+
+
+class Containers:
+    """The containers that live, by id."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Container] = {}
+        self._users: dict[ClaimUID, dict[str, Container]] = {}
+        self._shared: int = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Container]:
+        return iter(self._by_id.values())
+
+    @property
+    def shared(self) -> int:
+        """How many are on the shared pool."""
+        return self._shared
+
+    def get(self, identity: str) -> Container | None:
+        """Return a container, None if it does not live or is not known."""
+        return self._by_id.get(identity)
+
+    def add(self, container: Container) -> None:
+        """Add a container, in the place of one with its id if there is one."""
+        self.remove(container.id)
+        self._by_id[container.id] = container
+        for uid in container.claims:
+            self._users.setdefault(uid, {})[container.id] = container
+        self._shared += not container.claims
+
+    def remove(self, identity: str) -> Container | None:
+        """Forget a container, and return it; what is not known any more is no error."""
+        container = self._by_id.pop(identity, None)
+        if container is not None:
+            self._shared -= not container.claims
+            for uid in container.claims:
+                users = self._users[uid]
+                del users[identity]
+                if not users:
+                    del self._users[uid]
+        return container
+
+    def replace_all(self, containers: Iterable[Container]) -> None:
+        """Forget all, and take these instead."""
+        self._by_id.clear()
+        self._users.clear()
+        self._shared = 0
+        for container in containers:
+            self.add(container)
+
+    def users(self, uid: ClaimUID) -> tuple[Container, ...]:
+        """Return the containers that have a claim's CPUs for themselves: those of one pod, its owner."""
+        return tuple(self._users.get(uid, {}).values())

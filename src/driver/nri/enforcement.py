@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of enforcement: what the runtime's side knows, and what preparing claims asks of it.
+
+The handlers of the runtime's events write here what they have answered, the pushes what came of them, and prepare and
+unprepare wait here until all that agrees with what they need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from driver.errors import ClaimPendingError
+from driver.nri.containers import Container, Containers, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from driver.ledger import Ledger, Record
+    from driver.names import ClaimUID
+    from driver.nri.containers import Pod
+    from driver.nri.reservations import Reservations
+    from driver.nri.sharedpool import SharedPool
+    from fastcpu import CpuSet
+
+_MOST_NAMED: Final = 3
+_GROW_DELAY_S: Final = 0.2
+
+
+class Enforcement:
+    """What is known of the runtime, and a `driver.runtime.Runtime` for those who prepare claims.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        Who holds which CPUs.
+    pool : SharedPool
+        The CPUs of the others.
+    reservations : Reservations
+        For which pods claims are reserved.
+    clock : callable
+        The present time in seconds, that of the event loop.
+
+    Attributes
+    ----------
+    containers : Containers
+        The containers that live, as the runtime last said.
+    needed : dict of ClaimUID to CpuSet
+        The CPUs that somebody waits for.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        pool: SharedPool,
+        reservations: Reservations,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._barred: dict[ClaimUID, str] = {}
+        self._unknown = "not connected to it yet"
+        self._closing = False
+        self._grow_at = 0.0
+        self.pool = pool
+        self.reservations = reservations
+        self.containers = Containers()
+        self.needed: dict[ClaimUID, CpuSet] = {}
+        self.wake = asyncio.Event()
+
+    @property
+    def everything(self) -> CpuSet:
+        """All CPUs of the node that are known to be online."""
+        return self._ledger.pool.online
+
+    def now(self) -> float:
+        """Return the present time in seconds."""
+        return self._clock()
+
+    # What the runtime's side says
+
+    @property
+    def known(self) -> bool:
+        """Whether the driver knows the runtime's containers, and the runtime can be told anything."""
+        return not self._unknown
+
+    def set_known(self) -> None:
+        """Take note that the driver knows all containers, and may push."""
+        self._unknown = ""
+        self.notify()
+
+    def set_unknown(self, reason: str) -> None:
+        """Take note that the driver does not know any more what happens to containers."""
+        self._unknown = reason
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake whoever waits for a change, and whoever pushes."""
+        self.moved()
+        self.wake.set()
+
+    def moved(self) -> None:
+        """Wake whoever waits for a change: containers have got other CPUs."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @property
+    def grow_at(self) -> float:
+        """Until when containers that may only get more CPUs have to wait for more changes of that kind."""
+        return self._grow_at
+
+    def close(self) -> None:
+        """Let nobody wait for anything any more: the driver is stopping."""
+        self._closing = True
+        self.notify()
+
+    # What decisions ask
+
+    @property
+    def records(self) -> Mapping[ClaimUID, Record]:
+        """The claims that hold CPUs."""
+        return self._ledger.records
+
+    def why_barred(self, uid: ClaimUID) -> str:
+        """Return why no container may be created with a claim just now; empty if one may."""
+        return self._barred.get(uid, "")
+
+    def owner(self, uid: ClaimUID) -> tuple[Pod, str] | None:
+        """Return the pod that uses a claim, and a container of it that lives; None if no container does."""
+        users = self.containers.users(uid)
+        return (users[0].pod, users[0].name) if users else None
+
+    def reserved_for(self, uid: ClaimUID, pod_uid: str, *, marked: bool) -> bool:
+        """Tell whether a claim is known to be reserved for a pod.
+
+        Of an adopted claim not even the name is known, so that there is nothing to ask for; the kubelet gave it to the pod.
+        """
+        owner = self.owner(uid)
+        return (
+            self.records[uid].adopted
+            or (owner is not None and owner[0].uid == pod_uid)
+            or self.reservations.reserved_for(uid, pod_uid, marked=marked)
+        )
+
+    # What preparing claims asks
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """An event that the next change sets, and that is never used again after that."""
+        return self._changed
+
+    def admit(self, cpus: CpuSet) -> None:
+        """Refuse CPUs that the containers without a claim cannot do without; see `driver.runtime.Runtime`."""
+        if not self.known:
+            raise ClaimPendingError(self._why_unknown())
+        if self.containers.shared and not self.pool.without(cpus):
+            raise ClaimPendingError(self._nothing_left(cpus))
+
+    def learn(self, uid: ClaimUID, claim: Mapping[str, object]) -> None:
+        """Take note of a claim that holds CPUs, as the API server sent it just now."""
+        self.reservations.learn(uid, claim)
+
+    async def confirm(self, record: Record, deadline: float) -> None:
+        """Have all other containers moved away from a claim's CPUs; see `driver.runtime.Runtime`."""
+        self.pool.take_back(record.uid)
+        self.needed[record.uid] = record.cpus
+        for container in self.containers:
+            if container.fault and self._stands_in_the_way(container, record):
+                container.retry_soon(self.now())
+        self.wake.set()
+        obstacle: Container | None = None
+        try:
+            while True:
+                changed = self._changed
+                if self.known:
+                    if obstacle is None or not self._still_there(obstacle, record):
+                        obstacle = next((c for c in self.containers if self._stands_in_the_way(c, record)), None)
+                    if obstacle is None:
+                        return
+                if self._closing or not await _happens(changed, deadline):
+                    self.pool.set_aside(record.uid, record.cpus, self.now())
+                    raise ClaimPendingError(self._obstacles(record))
+        finally:
+            del self.needed[record.uid]
+
+    async def unused(self, uid: ClaimUID, deadline: float) -> None:
+        """Wait until no container lives that uses a claim; see `driver.runtime.Runtime`."""
+        while True:
+            changed = self._changed
+            users = self.containers.users(uid)
+            if self.known and not users:
+                return
+            if self._closing or not await _happens(changed, deadline):
+                raise ClaimPendingError(
+                    f"the claim's CPUs are in use: {_named(users)} has not ended"
+                    if self.known
+                    else f"whether a container uses the claim is not known: {self._why_unknown()}"
+                )
+
+    @contextmanager
+    def barred(self, uid: ClaimUID, why: str) -> Iterator[None]:
+        """Let no container be created with a claim meanwhile."""
+        self._barred[uid] = why
+        try:
+            yield
+        finally:
+            del self._barred[uid]
+
+    def released(self, uid: ClaimUID) -> None:
+        """Take note that the ledger does not hold a claim any more: the shared pool may have grown."""
+        self.pool.take_back(uid)
+        self.reservations.forget(uid)
+        if self._grow_at <= self.now():
+            self._grow_at = self.now() + _GROW_DELAY_S
+        self.notify()
+
+    # The parts
+
+    def _stands_in_the_way(self, container: Container, record: Record) -> bool:
+        if record.uid in container.claims:
+            return False
+        return not container.verified or not container.may_have.isdisjoint(record.cpus)
+
+    def _still_there(self, container: Container, record: Record) -> bool:
+        return self.containers.get(container.id) is container and self._stands_in_the_way(container, record)
+
+    def _why_unknown(self) -> str:
+        if self._closing:
+            return "the driver is stopping"
+        return f"the container runtime is not connected, so that no container can be held to its CPUs: {self._unknown}"
+
+    def _nothing_left(self, cpus: CpuSet) -> str:
+        count = self.containers.shared
+        noun = "container that has" if count == 1 else "containers that have"
+        return (
+            f"CPUs {cpus} would leave no CPU for the {count} {noun} no claim and run on this node; expected at least one "
+            "CPU that is neither reserved, isolated nor held by a claim"
+        )
+
+    def _obstacles(self, record: Record) -> str:
+        if not self.known or self._closing:
+            return self._why_unknown()
+        in_the_way = [container for container in self.containers if self._stands_in_the_way(container, record)]
+        if not self.pool.cpus and any(not container.claims for container in in_the_way):
+            return self._nothing_left(record.cpus)
+        return f"CPUs {record.cpus} are not free of other containers: {_named(in_the_way, why=True)} could not be moved away yet"
+
+
+def _named(containers: list[Container] | tuple[Container, ...], *, why: bool = False) -> str:
+    """Name a few containers."""
+    named = [f"{container}{_why(container) if why else ''}" for container in containers[:_MOST_NAMED]]
+    if len(containers) > _MOST_NAMED:
+        named.append(f"{len(containers) - _MOST_NAMED} more")
+    return " and ".join(named)
+
+
+def _why(container: Container) -> str:
+    if container.fault:
+        return f" ({container.fault})"
+    return "" if container.phase is Phase.RUNNING else f" (which {container.phase.value})"
+
+
+async def _happens(event: asyncio.Event, deadline: float) -> bool:
+    try:
+        async with asyncio.timeout_at(deadline):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's answers to the runtime: which CPUs each container gets.
+
+Nothing is awaited on the way to an answer but, for a claim that is not known to be reserved for the pod, one read from
+the API server. The runtime does nothing else meanwhile, and goes on without an answer that comes late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from driver.apis import nri_v1alpha1_pb2 as nri
+from driver.logs import fields
+from driver.nri import messages
+from driver.nri.containers import Container, Phase
+from driver.nri.decisions import Decision, Exclusive, Marks, Refused, Shared, Unverified, decide, decide_living
+from driver.nri.errors import Refusal
+from fastcpu import CpuSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from driver.names import ClaimUID
+    from driver.nri.containers import Pod
+    from driver.nri.decisions import Request
+    from driver.nri.enforcement import Enforcement
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_LOOK_S: Final = 1.0
+_CONTAINERD: Final = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?:\D|$)", re.ASCII)
+_CDI_DEVICES_SINCE: Final = (2, 3)
+
+
+class PluginMetrics(Protocol):
+    """What counts the runtime's requests."""
+
+    def observe_nri(self, operation: str, result: str, mode: str, seconds: float, /) -> None:
+        """Count a ``create_container``, ``stop_container`` or ``remove_container``, and how long it took.
+
+        The mode is ``exclusive``, ``shared``, or ``unknown`` of a container that is not known or was refused.
+        """
+
+    def observe_nri_synchronize(self, result: str, seconds: float, /) -> None:
+        """Count a synchronisation, and how long it took."""
+
+    def count_refused_container(self, reason: str, /) -> None:
+        """Count a container that was not let in."""
+
+    def count_corrected_container(self, mode: str, /) -> None:
+        """Count a container that had not the CPUs that it should have, ``exclusive`` or ``shared``."""
+
+
+class RuntimePlugin:
+    """Answers the runtime; what `driver.nri.connection` calls a plugin.
+
+    Parameters
+    ----------
+    enforcement : Enforcement
+        What is known.
+    metrics : PluginMetrics
+        What counts.
+    start_guard : bool
+        Whether the claims' CDI specs have the start guard's hook.
+    """
+
+    def __init__(self, enforcement: Enforcement, metrics: PluginMetrics, *, start_guard: bool) -> None:
+        self._enforcement = enforcement
+        self._containers = enforcement.containers
+        self._metrics = metrics
+        self._start_guard = start_guard
+        self._marks = Marks(cdi_devices=False, guard=start_guard)
+        self._look_s = _LONGEST_LOOK_S
+
+    def connected(self, runtime_name: str, runtime_version: str, nri_version: str, request_timeout_s: float) -> None:
+        """Take note of a new connection."""
+        cdi_devices = _tells_cdi_devices(runtime_name, runtime_version)
+        self._marks = Marks(cdi_devices=cdi_devices, guard=self._start_guard)
+        self._look_s = min(_LONGEST_LOOK_S, request_timeout_s / 2)
+        if not self._marks.any:
+            _log.warning(
+                "nothing but the environment shows that a container was given a claim: this runtime does not tell its "
+                "CDI devices, and the start guard is off",
+                extra=fields(runtime=runtime_name, version=runtime_version),
+            )
+        self._enforcement.set_unknown("it has not told its containers yet")
+
+    def disconnected(self, reason: str) -> None:
+        """Take note of the end of the connection."""
+        self._enforcement.set_unknown(reason)
+
+    async def synchronize(
+        self, pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]
+    ) -> Sequence[nri.ContainerUpdate]:
+        """Take all containers that live, and return what they are to have where they have not."""
+        started = time.perf_counter()
+        result = "error"
+        try:
+            updates = self._synchronize(pods, containers)
+            result = "success"
+        finally:
+            self._metrics.observe_nri_synchronize(result, time.perf_counter() - started)
+        return updates
+
+    def synchronized(self) -> None:
+        """Take note that pushes may start."""
+        self._enforcement.set_known()
+
+    async def create_container(
+        self, pod: nri.PodSandbox, container: nri.Container
+    ) -> tuple[nri.ContainerAdjustment, Sequence[nri.ContainerUpdate]]:
+        """Give a container the CPUs of its claims, or those of the shared pool, or refuse it."""
+        with self._measured("create_container") as measured:
+            request = messages.read_request(messages.read_pod(pod), container)
+            decision = await self._decide(request)
+            if isinstance(decision, Refused):
+                self._refuse(request, container.id, decision)
+            exclusive = decision if isinstance(decision, Exclusive) else None
+            measured.mode = "exclusive" if exclusive else "shared"
+            cpus = self._cpus_for(request, container.id, exclusive)
+            known = Container.created(
+                container.id,
+                request.name,
+                request.pod,
+                exclusive.claims if exclusive else frozenset(),
+                exclusive.cpus if exclusive else CpuSet(),
+                cpus or self._reported(container),
+                self._enforcement.now(),
+            )
+            self._containers.add(known)
+            for uid in known.claims:
+                self._enforcement.reservations.learn_pod(uid, request.pod.uid)
+            _log.info(
+                "container gets CPUs",
+                extra=fields(
+                    container=known,
+                    id=container.id,
+                    cpus=cpus,
+                    mode=measured.mode,
+                    claims=",".join(sorted(known.claims)),
+                ),
+            )
+            return messages.adjustment(cpus), ()
+
+    async def update_container(
+        self, pod: nri.PodSandbox, container: nri.Container, resources: nri.LinuxResources
+    ) -> Sequence[nri.ContainerUpdate]:
+        """Let a container keep its CPUs, whatever else the kubelet changes; what memory nodes it asks for is its business."""
+        known = self._containers.get(container.id)
+        if known is None:
+            if container.state == nri.CONTAINER_STOPPED:
+                return ()
+            known = self._take_in(messages.read_pod(pod), container)
+        now = self._enforcement.now()
+        wanted = self._enforcement.pool.wanted(known, self._enforcement.pool.current(now))
+        if not wanted:
+            return ()
+        known.updating(wanted, now)
+        self._enforcement.notify()
+        return (messages.update(container.id, str(wanted)),)
+
+    async def stop_container(self, pod: nri.PodSandbox, container: nri.Container) -> Sequence[nri.ContainerUpdate]:
+        """Forget a container that has ended. Who holds which CPUs does not change by that."""
+        self._forget("stop_container", container.id)
+        return ()
+
+    def event(self, kind: nri.Event, pod: nri.PodSandbox, container: nri.Container) -> None:
+        """Take note of how far a container has come."""
+        if kind == nri.REMOVE_CONTAINER:
+            self._forget("remove_container", container.id)
+            return
+        known = self._containers.get(container.id)
+        if known is None:
+            # It may have ended before the runtime came to tell that it was started.
+            return
+        now = self._enforcement.now()
+        if kind == nri.POST_CREATE_CONTAINER:
+            known.post_created(now)
+        elif kind == nri.START_CONTAINER:
+            known.starting(now)
+        elif kind == nri.POST_START_CONTAINER:
+            known.started(now)
+        elif kind == nri.POST_UPDATE_CONTAINER:
+            known.updated(now)
+        self._enforcement.notify()
+
+    async def validate(self, request: nri.ValidateContainerAdjustmentRequest) -> str | None:
+        """Let a container be created only with the CPUs that it was given here."""
+        known = self._containers.get(request.container.id)
+        if known is None:
+            return "dra.cpu was not asked which CPUs the container gets; it is tried again"
+        if not self._enforcement.pool.wanted(known, self._enforcement.pool.cpus):
+            return None
+        cpus = messages.read_cpulist(request.adjust.linux.resources.cpu.cpus)
+        if cpus != known.given:
+            return f"dra.cpu gave the container CPUs {known.given}, but it would be created with {cpus or 'others'}"
+        return None
+
+    # The parts
+
+    async def _decide(self, request: Request) -> Decision:
+        decision = decide(request, self._enforcement, self._marks, {})
+        if not isinstance(decision, Unverified):
+            return decision
+        records = [self._enforcement.records[uid] for uid in decision.claims]
+        reasons = await asyncio.gather(
+            *(self._enforcement.reservations.look(record, self._look_s) for record in records)
+        )
+        # All may be different by now.
+        return decide(request, self._enforcement, self._marks, dict(zip(decision.claims, reasons, strict=True)))
+
+    def _cpus_for(self, request: Request, identity: str, exclusive: Exclusive | None) -> CpuSet:
+        """Return what a container gets; nothing if it is left as it is."""
+        pool = self._enforcement.pool.current(self._enforcement.now())
+        if exclusive is None and self._enforcement.pool.leaves_alone:
+            return CpuSet()
+        if not pool and exclusive is None:
+            message = (
+                f"no CPU is left for container {request.name}, which has no claim: all are reserved, isolated or held by "
+                f"the {len(self._enforcement.records)} claims on this node"
+            )
+            self._refuse(request, identity, Refused(reason="empty_pool", message=message))
+        if not pool and self._containers.shared:
+            message = (
+                f"container {request.name} cannot have CPUs {exclusive.cpus if exclusive else pool} for itself: claims "
+                f"hold all CPUs, and {self._containers.shared} containers without a claim still run on them"
+            )
+            self._refuse(request, identity, Refused(reason="empty_pool", message=message))
+        return pool if exclusive is None else exclusive.cpus
+
+    def _refuse(self, request: Request, identity: str, refused: Refused) -> None:
+        self._metrics.count_refused_container(refused.reason)
+        _log.error(
+            "container refused",
+            extra=fields(pod=request.pod, container=request.name, id=identity, reason=refused.message),
+        )
+        raise Refusal(refused.message)
+
+    def _synchronize(
+        self, pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]
+    ) -> list[nri.ContainerUpdate]:
+        by_id = {pod.id: messages.read_pod(pod) for pod in pods}
+        former = {uid: owner[0].uid for uid in self._enforcement.records if (owner := self._enforcement.owner(uid))}
+        living = [container for container in containers if container.state != nri.CONTAINER_STOPPED]
+        requests = [
+            messages.read_request(by_id.get(container.pod_sandbox_id) or messages.unknown_pod(container), container)
+            for container in living
+        ]
+        order = sorted(range(len(living)), key=lambda index: _precedence(requests[index], living[index], former))
+        self._containers.replace_all(())
+        updates = []
+        pool = self._enforcement.pool.current(self._enforcement.now())
+        texts: dict[CpuSet, str] = {}
+        for index in order:
+            try:
+                known = self._classify(requests[index], living[index])
+                self._containers.add(known)
+                if wanted := self._enforcement.pool.wanted(known, pool):
+                    if messages.read_cpus(living[index]) != wanted:
+                        self._metrics.count_corrected_container("exclusive" if known.claims else "shared")
+                        updates.append(messages.update(known.id, texts.setdefault(wanted, str(wanted))))
+                        known.synchronized(wanted, self._enforcement.now())
+            except Exception:
+                # One that cannot be understood must not keep the others where they are.
+                _log.exception("a container could not be put right", extra=fields(id=living[index].id[:64]))
+        for update in updates:
+            update.ignore_failure = True
+        return updates
+
+    def _take_in(self, pod: Pod, container: nri.Container) -> Container:
+        """Take note of a container that lives and was not known."""
+        known = self._classify(messages.read_request(pod, container), container)
+        self._containers.add(known)
+        return known
+
+    def _classify(self, request: Request, container: nri.Container) -> Container:
+        """Return what a container is that nobody can refuse any more."""
+        decision = decide_living(request, self._enforcement.records, self._marks)
+        if isinstance(decision, Exclusive):
+            for uid in decision.claims:
+                owner = self._enforcement.owner(uid)
+                if owner is not None and owner[0].uid != request.pod.uid:
+                    decision = Refused(
+                        reason="owned", message=f"claim {uid} is used by pod {owner[0]}, which was first"
+                    )
+                    break
+        if isinstance(decision, Refused):
+            self._metrics.count_refused_container(decision.reason)
+            _log.error(
+                "a container that runs would not be let in, and is put on the shared pool",
+                extra=fields(pod=request.pod, container=request.name, id=container.id, reason=decision.message),
+            )
+        exclusive = decision if isinstance(decision, Exclusive) else None
+        for uid in exclusive.claims if exclusive else ():
+            self._enforcement.reservations.learn_pod(uid, request.pod.uid)
+        return Container(
+            id=container.id,
+            name=request.name,
+            pod=request.pod,
+            claims=exclusive.claims if exclusive else frozenset(),
+            exclusive=exclusive.cpus if exclusive else CpuSet(),
+            phase=messages.read_phase(container),
+            given=self._reported(container),
+            verified=self._enforcement.pool.leaves_alone,
+        )
+
+    def _reported(self, container: nri.Container) -> CpuSet:
+        """Return the CPUs that the runtime says a container has: without a restriction all."""
+        return messages.read_cpus(container) or self._enforcement.everything
+
+    def _forget(self, operation: str, identity: str) -> None:
+        with self._measured(operation) as measured:
+            known = self._containers.remove(identity)
+            if known is None:
+                return
+            measured.mode = "exclusive" if known.claims else "shared"
+            _log.info("container has ended", extra=fields(container=known, id=identity))
+            self._enforcement.notify()
+
+    @contextmanager
+    def _measured(self, operation: str) -> Iterator[_Measured]:
+        measured = _Measured()
+        started = time.perf_counter()
+        result = "unknown"
+        try:
+            yield measured
+            result = "success"
+        except Exception:
+            result = "error"
+            raise
+        finally:
+            self._metrics.observe_nri(operation, result, measured.mode, time.perf_counter() - started)
+
+
+@dataclass(slots=True)
+class _Measured:
+    mode: str = "unknown"
+
+
+def _precedence(
+    request: Request, container: nri.Container, former: Mapping[ClaimUID, str]
+) -> tuple[bool, bool, int, str]:
+    """Order containers by their right to a claim: those of the pod that had it, marked ones, older ones."""
+    had_it = any(request.pod.uid == pod for pod in former.values())
+    marked = bool(request.guards or request.cdi_devices)
+    return not had_it, not marked, container.created_at, container.id
+
+
+def _tells_cdi_devices(runtime_name: str, runtime_version: str) -> bool:
+    found = _CONTAINERD.match(runtime_version)
+    return runtime_name == "containerd" and found is not None and (int(found[1]), int(found[2])) >= _CDI_DEVICES_SINCE

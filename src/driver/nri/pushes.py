@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bring containers to the CPUs that they are to have, outside of any event, from a task of its own.
+
+The runtime carries out one thing at a time, and a push is one: so a few containers go in each, and what others want of
+the runtime comes in between. It tells of a failed push only that there was a failure; then each container is pushed alone, and one that
+has failed stays alone from then on, is tried ever more seldom, and holds nobody up.
+
+Containers from which CPUs are taken come first, and first of all those that a prepare waits for. What only gets more CPUs
+waits a moment, so that many claims that go at once make few pushes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, Protocol
+
+from driver.logs import fields
+from driver.nri.errors import Code, NriError
+from driver.nri.messages import update
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from driver.apis import nri_v1alpha1_pb2 as nri
+    from driver.nri.containers import Container
+    from driver.nri.enforcement import Enforcement
+    from fastcpu import CpuSet
+
+    Push = Callable[[Sequence[nri.ContainerUpdate], float], Awaitable[None]]
+
+_log = logging.getLogger(__name__)
+
+_TOGETHER: Final = 8
+# Before it gives up on one container the runtime does nothing else, so no longer than it must be on a busy node.
+_TOGETHER_S: Final = 4.0
+_ALONE_S: Final = 2.0
+_FIRST_RETRY_S: Final = 0.5
+
+
+class PushMetrics(Protocol):
+    """What counts pushes."""
+
+    def count_nri_push(self, result: str, containers: int, /) -> None:
+        """Count a push of some containers that ended with ``success`` or ``error``."""
+
+    def set_unmovable_containers(self, containers: int, /) -> None:
+        """Say how many containers could not be given their CPUs."""
+
+
+class Pushes:
+    """The task that pushes.
+
+    Parameters
+    ----------
+    enforcement : Enforcement
+        What is known of the containers, and what they are to have.
+    metrics : PushMetrics
+        What counts.
+    together : int
+        How many containers go in one push.
+    """
+
+    def __init__(self, enforcement: Enforcement, metrics: PushMetrics, *, together: int = _TOGETHER) -> None:
+        self._enforcement = enforcement
+        self._metrics = metrics
+        self._together = together
+
+    async def run(self, push: Push) -> None:
+        """Push whatever becomes necessary, until cancelled.
+
+        Parameters
+        ----------
+        push : callable
+            Has the runtime change containers, and raises `NriError` if it has not.
+        """
+        while True:
+            self._enforcement.wake.clear()
+            waiting, next_at = self._plan()
+            if not waiting:
+                await self._until(next_at)
+            while waiting and not self._enforcement.wake.is_set():
+                batch = self._take_batch(waiting)
+                if batch:
+                    await self._push(push, batch)
+
+    def _plan(self) -> tuple[list[Container], float | None]:
+        """Return the containers to push now, the most urgent last, and when to look again if nothing happens."""
+        now = self._enforcement.now()
+        if not self._enforcement.known:
+            return [], None
+        pool = self._enforcement.pool.current(now)
+        needed = list(self._enforcement.needed.values())
+        due: list[tuple[int, Container]] = []
+        next_at = self._enforcement.pool.aside_until
+        for container in self._enforcement.containers:
+            urgency, at = self._due(container, pool, needed, now)
+            if at is None:
+                continue
+            if at <= now:
+                due.append((urgency, container))
+            elif next_at is None or at < next_at:
+                next_at = at
+        due.sort(key=lambda item: item[0])
+        return [container for _, container in due], next_at
+
+    def _due(
+        self, container: Container, pool: CpuSet, needed: Sequence[CpuSet], now: float
+    ) -> tuple[int, float | None]:
+        wanted = self._enforcement.pool.wanted(container, pool)
+        if not wanted:
+            return 0, None
+        at = container.push_due(wanted, now)
+        if at is None:
+            return 0, None
+        if container.verified and container.may_have.issubset(wanted):
+            return 0, max(at, self._enforcement.grow_at)
+        if any(not container.verified or not container.may_have.isdisjoint(cpus) for cpus in needed):
+            return 2, at
+        return 1, at
+
+    def _take_batch(self, waiting: list[Container]) -> list[tuple[Container, CpuSet]]:
+        """Take the next containers that are still to be pushed, with the CPUs of this moment."""
+        now = self._enforcement.now()
+        pool = self._enforcement.pool.current(now)
+        batch: list[tuple[Container, CpuSet]] = []
+        while waiting and len(batch) < self._together:
+            if batch and waiting[-1].fault:
+                break
+            container = waiting.pop()
+            wanted = self._enforcement.pool.wanted(container, pool)
+            if self._enforcement.containers.get(container.id) is not container or not wanted:
+                continue
+            at = container.push_due(wanted, now)
+            if at is not None and at <= now:
+                batch.append((container, wanted))
+                if container.fault:
+                    break
+        return batch
+
+    async def _push(self, push: Push, batch: Sequence[tuple[Container, CpuSet]]) -> None:
+        sent_at = self._enforcement.now()
+        events = [container.events for container, _ in batch]
+        texts: dict[CpuSet, str] = {}
+        updates = [update(container.id, texts.setdefault(cpus, str(cpus))) for container, cpus in batch]
+        try:
+            await push(updates, _ALONE_S if len(batch) == 1 else _TOGETHER_S)
+        except NriError as error:
+            self._metrics.count_nri_push("error", len(batch))
+            if error.code == Code.UNAVAILABLE:
+                # All is told anew when the runtime is back. Until that is known, do not try in a loop.
+                await asyncio.sleep(_FIRST_RETRY_S)
+            elif len(batch) == 1:
+                self._failed(*batch[0], error)
+            else:
+                for one in batch:
+                    if self._enforcement.known and self._enforcement.containers.get(one[0].id) is one[0]:
+                        await self._push(push, [one])
+            return
+        now = self._enforcement.now()
+        self._metrics.count_nri_push("success", len(batch))
+        for (container, cpus), before in zip(batch, events, strict=True):
+            if container.fault:
+                _log.info("a container could be moved after all", extra=fields(container=container, cpus=cpus))
+            container.pushed(cpus, sent_at, before, now)
+        _log.debug("pushed", extra=fields(containers=len(batch), seconds=round(now - sent_at, 3)))
+        self._tell()
+
+    def _failed(self, container: Container, cpus: CpuSet, error: NriError) -> None:
+        if not container.fault:
+            _log.error(
+                "a container cannot be given its CPUs",
+                extra=fields(container=container, id=container.id, cpus=cpus, reason=error),
+            )
+        container.push_failed(cpus, str(error), self._enforcement.now(), retry_s=_FIRST_RETRY_S)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._metrics.set_unmovable_containers(sum(1 for container in self._enforcement.containers if container.fault))
+        self._enforcement.moved()
+
+    async def _until(self, at: float | None) -> None:
+        """Wait until a time, or until somebody wants something."""
+        try:
+            async with asyncio.timeout(None if at is None else max(at - self._enforcement.now(), 0.0)):
+                await self._enforcement.wake.wait()
+        except TimeoutError:
+            pass

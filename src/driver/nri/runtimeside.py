@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts on the runtime's side, put together: what answers it, what pushes, and the connection that both use."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from driver.nri.connection import ConnectionMetrics, NriConnection
+from driver.nri.enforcement import Enforcement
+from driver.nri.plugin import PluginMetrics, RuntimePlugin
+from driver.nri.pushes import PushMetrics, Pushes
+from driver.nri.reservations import ClaimSource, Reservations
+from driver.nri.sharedpool import SharedPool
+
+if TYPE_CHECKING:
+    from driver.health import Health
+    from driver.ledger import Ledger
+    from driver.nri.session import Timing
+    from fastcpu import CpuSet
+
+
+class RuntimeMetrics(ConnectionMetrics, PluginMetrics, PushMetrics, Protocol):
+    """What counts all of it."""
+
+
+class RuntimeSide:
+    """Everything that holds containers to their CPUs.
+
+    Parameters
+    ----------
+    socket_path : str
+        Where the runtime listens.
+    ledger : Ledger
+        Who holds which CPUs.
+    isolated : CpuSet
+        The CPUs that the kernel was told to keep free.
+    claims : ClaimSource
+        The API server.
+    health : Health
+        Told, as the condition ``runtime``, whether the runtime is connected.
+    metrics : RuntimeMetrics
+        What counts.
+    start_guard : bool
+        Whether the claims' CDI specs have the start guard's hook.
+    timing : Timing, optional
+        How long things on the connection may take.
+
+    Attributes
+    ----------
+    enforcement : Enforcement
+        What is known, and a `driver.runtime.Runtime`.
+
+    Raises
+    ------
+    ConfigError
+        If the path is too long for a socket.
+    """
+
+    def __init__(
+        self,
+        socket_path: str,
+        *,
+        ledger: Ledger,
+        isolated: CpuSet,
+        claims: ClaimSource,
+        health: Health,
+        metrics: RuntimeMetrics,
+        start_guard: bool,
+        timing: Timing | None = None,
+    ) -> None:
+        self.enforcement = Enforcement(ledger, SharedPool(ledger, isolated), Reservations(claims))
+        self._plugin = RuntimePlugin(self.enforcement, metrics, start_guard=start_guard)
+        self._pushes = Pushes(self.enforcement, metrics)
+        self._connection = NriConnection(socket_path, self._plugin, health=health, metrics=metrics, timing=timing)
+
+    async def run(self) -> None:
+        """Stay connected, answer the runtime, and push what becomes necessary, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._connection.run())
+            tasks.create_task(self._pushes.run(self._connection.update_containers))
+
+    def close(self) -> None:
+        """Let no prepare or unprepare wait for the runtime any more: the driver is stopping."""
+        self.enforcement.close()
