@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong with CPU sets, topologies and pools.
+"""What can go wrong with CPU sets, topologies, pools and placement.
 
 A wrong argument (a negative id, a matrix of the wrong shape) is a builtin ``TypeError`` or ``ValueError``. What comes
 from outside and is refused has a class of its own here, with the facts as attributes, so that a caller can put them
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fastcpu.cpuset import CpuSet
 
-__all__ = ["CpuCheckError", "CpuHoldError", "CpuListError", "FastCpuError", "TopologyError"]
+__all__ = ["CpuCheckError", "CpuHoldError", "CpuListError", "FastCpuError", "PlacementError", "TopologyError"]
 
 _SHOWN_CHARACTERS = 80
 
@@ -143,3 +143,39 @@ class CpuHoldError(FastCpuError):
 
     def __str__(self) -> str:
         return f"CPUs {self.cpus} {self.reason}"
+
+
+class PlacementError(FastCpuError):
+    """The free CPUs do not suffice for a request.
+
+    Attributes
+    ----------
+    requested : int
+        How many CPUs were asked for.
+    available : int
+        How many free CPUs come into question.
+    fitting : tuple of int
+        The nearest numbers of CPUs that could be had instead: at most one smaller and one larger one.
+    whole_cores : bool
+        Whether only whole cores come into question.
+    core_type : str
+        The type of core that comes into question; ``any`` for all.
+    """
+
+    def __init__(
+        self, requested: int, available: int, fitting: tuple[int, ...], whole_cores: bool, core_type: str
+    ) -> None:
+        super().__init__(requested, available, fitting, whole_cores, core_type)
+        self.requested = requested
+        self.available = available
+        self.fitting = fitting
+        self.whole_cores = whole_cores
+        self.core_type = core_type
+
+    def __str__(self) -> str:
+        cores = "cores" if self.core_type == "any" else f"{self.core_type}s"
+        kind = f"CPUs of whole {cores}" if self.whole_cores else "CPUs" if cores == "cores" else f"CPUs of {cores}"
+        text = f"{self.requested} CPUs cannot be placed: {self.available or 'no'} {kind} are free"
+        if self.fitting:
+            text += f"; {' or '.join(map(str, self.fitting))} would fit"
+        return text

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Divide a number of CPUs among parties (domains, or classes of cores) at the least cost: a knapsack, solved exactly.
+
+Each party has the cost of every number of CPUs that it may give, and costs add up. So the least cost for k CPUs of the
+parties i, i + 1, … is the least over t of the cost of t CPUs of party i and that of k - t CPUs of those after it:
+
+    stage[i][k] = min over t of party[i][t] + stage[i + 1][k - t]
+
+Going through the stages from the first on and taking the largest t that has the least cost gives the division in which
+earlier parties give most. Only those k are looked at that matter: parties before i can give the rest, those from i on
+can give k.
+
+Time and memory: n parties, m CPUs asked for, at most h of one party: O(n m h) and O(n m), with small constants.
+"""
+
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
+
+cdef extern from *:
+    """
+    /* restrict lets the compiler use vector instructions, which is most of the speed of placement. */
+    static void fastcpu_relax(int64_t *restrict costs, const int64_t *restrict rest, int64_t cost, Py_ssize_t n)
+    {
+        for (Py_ssize_t k = 0; k < n; k++) {
+            int64_t sum = rest[k] + cost;
+            costs[k] = sum < costs[k] ? sum : costs[k];
+        }
+    }
+    """
+    void relax "fastcpu_relax"(int64_t *costs, const int64_t *rest, int64_t cost, Py_ssize_t n) noexcept nogil
+
+cdef enum:
+    ALIGNMENT = 16
+    BLOCK_SIZE = 1 << 16
+
+
+cdef void open_arena(Arena *arena) noexcept nogil:
+    arena.last = NULL
+    arena.free = NULL
+    arena.n_free = 0
+
+
+cdef void close_arena(Arena *arena) noexcept nogil:
+    cdef Block *block = arena.last
+    cdef Block *previous
+    while block != NULL:
+        previous = block.previous
+        free(block)
+        block = previous
+    open_arena(arena)
+
+
+cdef void *allocate(Arena *arena, Py_ssize_t n_bytes) noexcept nogil:
+    cdef Py_ssize_t size = (n_bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT, wanted
+    cdef Block *block
+    cdef char *memory
+    if size > arena.n_free:
+        wanted = max(size, <Py_ssize_t> BLOCK_SIZE)
+        block = <Block *> malloc(ALIGNMENT + wanted)
+        if block == NULL:
+            return NULL
+        block.previous = arena.last
+        block.size = wanted
+        arena.last = block
+        arena.free = <char *> block + ALIGNMENT
+        arena.n_free = wanted
+    memory = arena.free
+    arena.free += size
+    arena.n_free -= size
+    return memory
+
+
+cdef inline void add_share(Stage *stage, const Stage *rest, Py_ssize_t t, int64_t cost) noexcept nogil:
+    """Let the first party of a stage give t CPUs wherever that is cheaper."""
+    cdef Py_ssize_t first = max(stage.low, rest.low + t)
+    cdef Py_ssize_t last = min(stage.high, rest.high + t)
+    if cost < IMPOSSIBLE and first <= last:
+        relax(stage.costs + (first - stage.low), rest.costs + (first - t - rest.low), cost, last - first + 1)
+
+
+cdef int add_stage(Arena *arena, const Party *party, const Stage *rest, Stage *stage) noexcept nogil:
+    """Compute a stage, whose bounds are set, from the one after it."""
+    cdef Py_ssize_t n = stage.high - stage.low + 1, k, t
+    stage.costs = <int64_t *> allocate(arena, max(n, <Py_ssize_t> 0) * sizeof(int64_t))
+    if stage.costs == NULL:
+        return -1
+    for k in range(n):
+        stage.costs[k] = IMPOSSIBLE
+    if party.optional:
+        add_share(stage, rest, 0, 0)
+    for t in range(party.low, party.high + 1):
+        add_share(stage, rest, t, party.costs[t - party.low] + party.fixed_cost)
+    return 0
+
+
+cdef Stage *apportion(Arena *arena, const Party *parties, Py_ssize_t n_parties,
+                      Py_ssize_t low, Py_ssize_t high) noexcept nogil:
+    cdef Stage *stages = <Stage *> allocate(arena, (n_parties + 1) * sizeof(Stage))
+    cdef int64_t *nothing = <int64_t *> allocate(arena, sizeof(int64_t))
+    cdef Py_ssize_t before = 0, i
+    if stages == NULL or nothing == NULL:
+        return NULL
+    nothing[0] = 0
+    stages[n_parties].costs = nothing
+    stages[n_parties].low = stages[n_parties].high = 0
+    for i in range(n_parties):
+        before += parties[i].high
+    for i in range(n_parties - 1, -1, -1):
+        before -= parties[i].high
+        stages[i].low = max(<Py_ssize_t> 0, low - before)
+        stages[i].high = min(high, stages[i + 1].high + parties[i].high)
+        if i == 0:
+            stages[i].high = high
+        if add_stage(arena, &parties[i], &stages[i + 1], &stages[i]) < 0:
+            return NULL
+    return stages
+
+
+cdef Py_ssize_t share(const Party *party, const Stage *stage, Py_ssize_t asked) noexcept nogil:
+    cdef const Stage *rest = stage + 1
+    cdef int64_t least = stage.costs[asked - stage.low]
+    cdef Py_ssize_t t
+    for t in range(min(party.high, asked - rest.low), max(party.low, asked - rest.high) - 1, -1):
+        if party.costs[t - party.low] + party.fixed_cost + rest.costs[asked - t - rest.low] == least:
+            return t
+    return 0
