@@ -20,6 +20,7 @@ from driver.allocators import Allocator, ExternalAllocator
 from driver.cdi import CdiDirectory
 from driver.checkpoint import RecordStore
 from driver.cluster import Cluster
+from driver.cpumanager import CpuManagerAllocator
 from driver.devices import INDIVIDUAL, DeviceModel, build_devices
 from driver.errors import ConfigError
 from driver.health import INSTANCE, RUNTIME, STARTED, Health
@@ -262,7 +263,9 @@ def _runtime_side(
 def _build_allocator(config: Config, topology: Topology, model: DeviceModel, pool: CpuPool) -> Allocator:
     if config.cpu_device_mode == INDIVIDUAL:
         return IndividualAllocator(model, pool, config.node_name)
-    return ExternalAllocator(model, pool, config.node_name)
+    if config.allocator == "external":
+        return ExternalAllocator(model, pool, config.node_name)
+    return CpuManagerAllocator(model, pool, config.node_name, topology, config.placement)
 
 
 def _start_guard(config: Config, health: Health, metrics: Metrics) -> StartGuard | None:

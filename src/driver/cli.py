@@ -86,15 +86,17 @@ def _run_tool(invocation: Invocation) -> int:
 
 def _run_plugin(invocation: Invocation) -> int:
     import logging
+    from pathlib import Path
 
     from driver import logs
-    from driver.config import check_socket_path, refuse_what_is_not_there_yet
+    from driver.config import check_socket_path
 
     config = invocation.config
-    refuse_what_is_not_there_yet(config)
     node_name = config.node_name
     check_socket_path(config.dra_socket)
     check_socket_path(config.registration_socket)
+    if config.nri_socket:
+        check_socket_path(Path(config.nri_socket))
     logs.configure(config.log_format, config.verbosity, config.vmodule)
     log = logging.getLogger(__name__)
     log.info("configuration", extra=logs.fields(node=node_name, **config.describe()))

@@ -139,23 +139,6 @@ def _host_name() -> str:
     return socket.gethostname()
 
 
-def refuse_what_is_not_there_yet(config: Config) -> None:
-    """Refuse to run with the parts that have no code yet; whoever adds the last of them deletes this function.
-
-    Raises
-    ------
-    ConfigError
-        With the settings to give instead.
-    """
-    missing = []
-    if config.allocator == "cpumanager" and config.cpu_device_mode != "individual":
-        missing.append("allocator cpumanager (set allocator: external in the file of --config)")
-    if config.nri_socket:
-        missing.append("the runtime connection (give --nri-socket=)")
-    if missing:
-        raise ConfigError(f"not available yet: {', '.join(missing)}")
-
-
 def check_socket_path(path: Path) -> None:
     """Refuse a path that is too long for a unix socket.
 

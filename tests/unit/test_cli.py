@@ -52,10 +52,6 @@ def test_help_is_for_stdout_and_no_error() -> None:
             "dracpu: cannot read the configuration file '/no/such\\nfile': No such file or directory\n",
         ),
         (
-            ["--nri-socket="],
-            "dracpu: not available yet: allocator cpumanager (set allocator: external in the file of --config)\n",
-        ),
-        (
             ["gatherinfo", "--stdout", "--output-dir=/tmp"],
             "dracpu: --stdout and --output-dir cannot be given together\n",
         ),
@@ -74,7 +70,6 @@ def test_a_wrong_command_line_is_one_line_and_status_2(arguments: list[str | byt
         (b"groupby: socket\n", "{path}, line 1: 'groupby' is spelled groupBy"),
         (b"a: &a [*a, *a]\n", "{path}, line 1: anchors and aliases are not supported; write the value out"),
         (b"\x00\xff", "{path}, line 1: byte 0xff is not UTF-8; expected a YAML file in UTF-8"),
-        (b"allocator: external\n", "not available yet: the runtime connection (give --nri-socket=)"),
     ],
 )
 def test_a_wrong_file_is_one_line_and_status_2(content: bytes, message: str, tmp_path: Path) -> None:
@@ -93,6 +88,16 @@ def test_a_socket_path_that_is_too_long_is_refused_with_its_bytes(tmp_path: Path
     assert result.returncode == 2
     assert result.stderr == (
         f"dracpu: the socket path '{root}/plugins/dra.cpu/dra.sock' has 116 bytes, 9 too many: "
+        "the kernel takes at most 107; choose a shorter folder\n"
+    )
+
+
+def test_a_path_of_the_runtimes_socket_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    path = "/" + "n" * 107
+    result = dracpu("--hostname-override=node", f"--nri-socket={path}")
+    assert result.returncode == 2
+    assert result.stderr.endswith(
+        f"dracpu: the socket path '{path}' has 108 bytes, 1 too many: "
         "the kernel takes at most 107; choose a shorter folder\n"
     )
 

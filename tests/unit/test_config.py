@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from driver import config as config_module
-from driver.config import Config, check_socket_path, refuse_what_is_not_there_yet
+from driver.config import Config, check_socket_path
 from driver.errors import ConfigError
 from driver.settings import SETTINGS
 from fastcpu import CpuSet
@@ -100,16 +100,3 @@ def test_the_description_has_every_setting() -> None:
     assert described["placement"] == "spread=cores,numa=pack"
     assert described["sysfsOverlay"] == "1 files"
     assert all(type(value) in (str, int, bool) for value in described.values())
-
-
-def test_what_has_no_code_yet_is_refused_with_what_to_give_instead() -> None:
-    with pytest.raises(ConfigError) as caught:
-        refuse_what_is_not_there_yet(Config())
-    assert str(caught.value) == (
-        "not available yet: allocator cpumanager (set allocator: external in the file of --config), "
-        "the runtime connection (give --nri-socket=)"
-    )
-
-
-def test_what_has_code_is_not_refused() -> None:
-    refuse_what_is_not_there_yet(Config(allocator="external", nri_socket=""))

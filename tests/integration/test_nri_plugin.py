@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole enforcement, from a prepare to the runtime's containers and back, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from nri_runtime import NriRuntime, RefusedError
+from prometheus_client import CollectorRegistry
+
+from driver.allocators import ExternalAllocator
+from driver.apis import nri_v1alpha1_pb2 as nri
+from driver.cdi import CdiDirectory
+from driver.checkpoint import RecordStore
+from driver.devices import build_devices
+from driver.errors import ApiError, ClaimError, ClaimPendingError
+from driver.health import Health
+from driver.ledger import Ledger
+from driver.metadata import MetadataStore
+from driver.metrics import Metrics
+from driver.names import ClaimUID
+from driver.nri.connection import Timing
+from driver.nri.runtimeside import RuntimeSide
+from driver.orphans import Orphans
+from driver.prepare import ClaimReference, Preparer
+from driver.sandbox.machine import MachineShape, write_machine
+from driver.status import StatusWriter
+from fastcpu import CpuSet
+from fastcpu.pool import CpuPool
+from fastcpu.sysfs import read_topology
+from fastcpu.topology import Topology
+
+NODE = "node-1"
+
+
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Topology:
+    """A machine of 16 CPUs in two NUMA nodes: 0-7 and 8-15."""
+    shape = MachineShape(sockets=1, numa_nodes=2, cpus=16, threads_per_core=1)
+    return read_topology(write_machine(tmp_path_factory.mktemp("machine") / "sys", shape))
+
+
+class Claims:
+    """The claims of an API server."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], dict[str, object]] = {}
+        self.reads: list[str] = []
+        self.error: ApiError | None = None
+
+    async def get_claim(self, namespace: str, name: str) -> dict[str, object]:
+        self.reads.append(name)
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        try:
+            return self.objects[namespace, name]
+        except KeyError:
+            raise ApiError(404, f"{name} not found") from None
+
+    async def apply_claim_devices(self, *_: object) -> None:
+        await asyncio.sleep(0)
+
+    def add(self, uid: str, cpuset: str, *pods: str, device: str = "cpudevnuma000") -> ClaimReference:
+        result = {
+            "request": "cpus",
+            "driver": "dra.cpu",
+            "pool": NODE,
+            "device": device,
+            "consumedCapacity": {"dra.cpu/cpu": str(len(CpuSet.parse(cpuset)))},
+        }
+        parameters = {"apiVersion": "v1alpha1", "cpuConfig": {"cpuset": cpuset}}
+        config = {"source": "FromClaim", "opaque": {"driver": "dra.cpu", "parameters": parameters}}
+        self.objects["default", f"claim-{uid}"] = {
+            "metadata": {"namespace": "default", "name": f"claim-{uid}", "uid": uid, "resourceVersion": "1"},
+            "status": {
+                "allocation": {"devices": {"results": [result], "config": [config]}},
+                "reservedFor": [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"} for pod in pods],
+            },
+        }
+        return ClaimReference(uid=ClaimUID(uid), namespace="default", name=f"claim-{uid}")
+
+    def reserve(self, uid: str, *pods: str) -> None:
+        status = self.objects["default", f"claim-{uid}"]["status"]
+        status["reservedFor"] = [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"} for pod in pods]
+
+
+class Node:
+    """A node: the runtime, the API server, the folders, and a driver that can die and start again."""
+
+    def __init__(self, root: Path, topology: Topology) -> None:
+        self.root = root
+        self.topology = topology
+        self.claims = Claims()
+        self.runtime = NriRuntime(root / "nri.sock")
+        self.reserved = ""
+        self.isolated = CpuSet()
+        self.wait_s = 3.0
+        self.start_guard = True
+        self._running: asyncio.Task[None] | None = None
+        self._ids = 0
+
+    async def start(self, *, wait: bool = True) -> None:
+        self.registry = CollectorRegistry()
+        metrics = Metrics(self.registry)
+        reserved = CpuSet.parse(self.reserved)
+        model = build_devices(
+            self.topology,
+            reserved=reserved,
+            group_by="numanode",
+            allocator="external",
+            pcie_roots=None,
+            node_allocatable_mapping=False,
+        )
+        self.pool = CpuPool(self.topology.online, reserved, model.groups)
+        self.ledger = Ledger(self.pool)
+        self.health = Health()
+        self.side = RuntimeSide(
+            str(self.root / "nri.sock"),
+            ledger=self.ledger,
+            isolated=self.isolated,
+            claims=self.claims,
+            health=self.health,
+            metrics=metrics,
+            start_guard=self.start_guard,
+            timing=Timing(first_retry_s=0.02, longest_retry_s=0.1),
+        )
+        self.status = StatusWriter(self.claims)
+        self.preparer = Preparer(
+            claims=self.claims,
+            allocator=ExternalAllocator(model, self.pool, NODE),
+            model=model,
+            ledger=self.ledger,
+            records=RecordStore(self.root / "claims"),
+            cdi=CdiDirectory(self.root / "cdi", self._hook if self.start_guard else None),
+            metadata=MetadataStore(self.root / "metadata", self.root / "cdi"),
+            status=self.status,
+            runtime=self.side.enforcement,
+            metrics=metrics,
+            wait_s=self.wait_s,
+        )
+        self.orphans = Orphans(
+            claims=self.claims,
+            preparer=self.preparer,
+            ledger=self.ledger,
+            runtime=self.side.enforcement,
+            pool_name=NODE,
+            metrics=metrics,
+        )
+        await self.preparer.restore()
+        self._running = asyncio.create_task(self.side.run())
+        if wait:
+            await self.runtime.synchronized()
+            await self.until(lambda: self.side.enforcement.known)
+
+    async def kill(self) -> None:
+        """End the driver, and leave what a kill leaves."""
+        assert self._running is not None
+        self._running.cancel()
+        await asyncio.wait([self._running])
+        await self.status.close()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110, what is waited for tells nobody
+                await asyncio.sleep(0.005)
+
+    async def run_pod(self, name: str) -> None:
+        pod = nri.PodSandbox(id=f"sandbox-{name}", name=name, uid=f"uid-{name}", namespace="default")
+        await self.runtime.run_pod(pod)
+
+    @staticmethod
+    def _hook(uid: ClaimUID, cpus: CpuSet) -> dict[str, object]:
+        args = ["dracpu-start-guard", "v1", uid, str(cpus)]
+        return {"hookName": "createRuntime", "path": "/var/lib/kubelet/plugins/dra.cpu/start-guard", "args": args}
+
+    def container(self, pod: str, *claims: str, **env: str) -> nri.Container:
+        """Return a container as the runtime would present it after CDI."""
+        self._ids += 1
+        container = nri.Container(id=f"{pod}-{self._ids}", pod_sandbox_id=f"sandbox-{pod}", name=f"c{self._ids}")
+        container.env.append("PATH=/bin")
+        for uid in claims:
+            cpus = self.ledger.records[uid].cpus
+            container.env.append(f"DRA_CPUSET_{uid}={cpus}")
+            container.CDI_devices.add(name=f"dra.k8s.io/cpu=claim-{uid}")
+            if self.start_guard:
+                hook = self._hook(ClaimUID(uid), cpus)
+                container.hooks.create_runtime.add(path=hook["path"], args=hook["args"])
+        container.env.extend(f"{name}={value}" for name, value in env.items())
+        return container
+
+    async def run(self, pod: str, *claims: str, **env: str) -> str:
+        """Create and start a container, and its pod if need be; return its id."""
+        if f"sandbox-{pod}" not in self.runtime.pods:
+            await self.run_pod(pod)
+        container = self.container(pod, *claims, **env)
+        await self.runtime.create_container(container)
+        await self.runtime.start_container(container.id)
+        return container.id
+
+    def cpus(self, identity: str) -> str:
+        return self.runtime.cpusets[identity]
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"dra_cpu_{name}", labels)
+
+
+@pytest.fixture
+async def make_node(short_tmp: Path, machine: Topology) -> AsyncIterator[Callable[..., Awaitable[Node]]]:
+    nodes = []
+
+    async def make(*, started: bool = True, **settings: object) -> Node:
+        node = Node(short_tmp, machine)
+        for name, value in settings.items():
+            setattr(node, name, value)
+        nodes.append(node)
+        await node.runtime.start()
+        if started:
+            await node.start()
+        return node
+
+    yield make
+    for node in nodes:
+        with suppress(AssertionError):
+            await node.kill()
+        await node.runtime.stop()
+
+
+@pytest.fixture
+async def node(make_node) -> Node:
+    return await make_node()
+
+
+# The shared pool and a claim
+
+
+async def test_a_prepare_moves_the_others_away_and_an_unprepare_lets_them_back(node):
+    shared = [await node.run(f"s{number}") for number in range(20)]
+    assert {node.cpus(container) for container in shared} == {"0-15"}
+    reference = node.claims.add("a", "2-5", "p")
+    await node.preparer.prepare(reference)
+    assert {node.cpus(container) for container in shared} == {"0-1,6-15"}
+    exclusive = await node.run("p", "a")
+    assert node.cpus(exclusive) == "2-5"
+    assert node.cpus(await node.run("late")) == "0-1,6-15"
+    await node.runtime.remove_container(exclusive)
+    await node.preparer.unprepare(reference)
+    async with asyncio.timeout(1):
+        await node.until(lambda: {node.cpus(container) for container in shared} == {"0-15"})
+
+
+async def test_a_burst_of_unprepares_is_a_handful_of_pushes(node):
+    shared = await node.run("s")
+    references = [node.claims.add(f"a{cpu}", str(cpu), "p", device=f"cpudevnuma{cpu // 8:03}") for cpu in range(15)]
+    await asyncio.gather(*map(node.preparer.prepare, references))
+    assert node.cpus(shared) == "15"
+    before = node.metric("nri_pushes_total", result="success")
+    await asyncio.gather(*map(node.preparer.unprepare, references))
+    await node.until(lambda: node.cpus(shared) == "0-15")
+    assert node.metric("nri_pushes_total", result="success") - before <= 3
+
+
+# Who is let in
+
+
+async def test_a_second_pod_waits_for_the_first_and_containers_of_one_pod_share(node):
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p", "q"))
+    first = await node.run("p", "a")
+    assert node.cpus(await node.run("p", "a")) == "2-5"
+    with pytest.raises(RefusedError, match=r"is used by pod default/p, whose container c1 has not ended"):
+        await node.run("q", "a")
+    await node.runtime.remove_container(first)
+    with pytest.raises(RefusedError, match="is used by pod default/p"):
+        await node.run("q", "a")
+    await node.runtime.stop_container("p-2")
+    await node.runtime.remove_container("p-2")
+    assert node.cpus(await node.run("q", "a")) == "2-5"
+
+
+async def test_a_pod_that_was_added_later_is_looked_for_once(node):
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p"))
+    reads = len(node.claims.reads)
+    with pytest.raises(RefusedError, match=r"is not reserved for pod default/q; expected the pod in its"):
+        await node.run("q", "a")
+    assert len(node.claims.reads) == reads + 1
+    node.claims.reserve("a", "p", "q")
+    assert node.cpus(await node.run("q", "a")) == "2-5"
+    node.claims.error = ApiError(0, "unreachable")
+    await node.runtime.remove_container("q-2")
+    assert node.cpus(await node.run("q", "a")) == "2-5"
+    with pytest.raises(RefusedError, match="is used by pod"):
+        await node.run("r", "a")
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"DRA_CPUSET_a": "2-5"}, r"DRA_CPUSET_a is set, but the container was not given claim default/claim-a"),
+        ({"DRA_CPUSET_b": "2-5"}, r"no claim of that UID is prepared on this node"),
+        ({"DRA_CPUSET_": "2-5"}, r"environment variable 'DRA_CPUSET_': claim UID '' is malformed"),
+        ({"DRA_CPUSET_a": "2-5,"}, r"DRA_CPUSET_a is '2-5,'"),
+        ({"DRA_CPUSET_a": ""}, r"DRA_CPUSET_a is empty"),
+        ({"DRA_CPUSET_a": "0-4294967295"}, r"DRA_CPUSET_a is '0-4294967295'"),
+    ],
+)
+async def test_forged_variables_never_pin_and_are_never_shared(node, env, message):
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p"))
+    with pytest.raises(RefusedError, match=message):
+        await node.run("p", **env)
+    assert node.side.enforcement.owner(ClaimUID("a")) is None
+
+
+async def test_a_late_unprepare_waits_for_the_container_and_then_says_what_still_runs(make_node):
+    node = await make_node(wait_s=0.2)
+    reference = node.claims.add("a", "2-5", "p")
+    await node.preparer.prepare(reference)
+    exclusive = await node.run("p", "a")
+    with pytest.raises(ClaimPendingError, match=r"CPUs are in use: container c1 of pod default/p has not ended"):
+        await node.preparer.unprepare(reference)
+    assert "a" in node.ledger.records
+    await node.runtime.remove_container(exclusive)
+    await node.preparer.unprepare(reference)
+    assert "a" not in node.ledger.records
+
+
+async def test_without_a_runtime_a_prepare_waits_and_then_says_so(make_node):
+    node = await make_node(wait_s=0.2)
+    await node.runtime.stop()
+    await node.until(lambda: not node.side.enforcement.known)
+    reference = node.claims.add("a", "2-5", "p")
+    with pytest.raises(ClaimError, match="the container runtime is not connected"):
+        await node.preparer.prepare(reference)
+    assert node.ledger.records == {}
+    await node.runtime.start()
+    node.preparer._wait_s = 5.0
+    await node.preparer.prepare(reference)
+    assert node.metric("nri_connected") == 1
+
+
+async def test_after_a_restart_everything_is_put_right(node):
+    shared = await node.run("s")
+    reference = node.claims.add("a", "2-5", "p")
+    await node.preparer.prepare(reference)
+    exclusive = await node.run("p", "a")
+    await node.kill()
+    with suppress(RefusedError):  # the runtime finds out by the first that the validator is gone
+        await node.run("t")
+    stray = await node.run("t")
+    assert node.cpus(stray) == ""
+    node.runtime.cpusets[exclusive] = "0-15"
+    node.runtime.containers[exclusive].linux.resources.cpu.cpus = "0-15"
+    await node.start()
+    await node.until(lambda: node.cpus(stray) == "0-1,6-15")
+    assert node.cpus(exclusive) == "2-5"
+    assert node.cpus(shared) == "0-1,6-15"
+    assert node.metric("nri_corrected_containers_total", cpu_allocation_mode="exclusive") == 1
+    assert node.metric("nri_corrected_containers_total", cpu_allocation_mode="shared") == 1
