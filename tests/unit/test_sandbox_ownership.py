@@ -15,7 +15,8 @@ def result(driver, device="d0", **more):
 
 
 def entry(driver, device="d0", **more):
-    return {"driver": driver, "pool": "n1", "device": device, **more}
+    # The server answers "conditions": null where there are none.
+    return {"driver": driver, "pool": "n1", "device": device, "conditions": None, **more}
 
 
 @pytest.fixture

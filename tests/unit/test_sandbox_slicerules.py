@@ -118,9 +118,8 @@ def test_mapped_node_resources_are_checked(mapping):
 
 def test_list_attributes_without_their_gate_take_the_slice_with_them():
     body = resource_slice(device(attributes={PCIE: {"strings": ["pci0000:00"]}}))
-    assert causes(body) == {
-        f"spec.devices[0].attributes[{PCIE}]": 'Invalid value: "": exactly one value must be specified'
-    }
+    message = causes(body)[f"spec.devices[0].attributes[{PCIE}]"]
+    assert message.startswith('Invalid value: "": must specify one of: `int`, `bool`')
     assert stored(body, LIST_ATTRIBUTES) == body["spec"]
 
 
@@ -203,7 +202,7 @@ def test_devices_have_48_attribute_values_at_most():
         (policy(validRange={"min": "1", "step": "0"}), "must be greater than zero"),
         (policy(validRange={"min": "1", "step": "2"}), "not a multiple of a given step"),
         (policy(default="1", validRange={"min": "1", "step": "4"}), "one step 5 is larger than capacity value: 4"),
-        (policy(validRange={"min": "100u"}), "cannot be represented as a milli value"),
+        (policy(default="1", validRange={"min": "-2", "step": "1"}), "must not be negative"),
         ({"default": "4", "validValues": ["4", "2"]}, "sorted in ascending order"),
         ({"default": "4", "validValues": ["2", "2", "4"]}, "Duplicate value"),
         ({"default": "3", "validValues": ["2", "4"]}, "default value is not valid"),

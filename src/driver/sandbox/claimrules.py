@@ -34,6 +34,9 @@ _MOST_RESERVATIONS: Final = 256
 _MOST_CONDITIONS: Final = 8
 _SOURCES: Final = ["FromClaim", "FromClass"]
 _MODES: Final = ["All", "ExactCount"]
+_NAME_OF_A_REQUEST: Final = (
+    "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
+)
 _SHARE_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
@@ -46,12 +49,13 @@ class ClaimRules:
             new.pop("status", None)
         else:
             keep_other_part(new, old, subresource)
+        new.setdefault("status", {})
         if subresource != "status":
             for request in _requests(new):
                 if request.get("exactly") is not None:
-                    _set_defaults(members(request["exactly"], "spec.devices.requests.exactly"))
+                    _complete(members(request["exactly"], "spec.devices.requests.exactly"))
                 for alternative in _alternatives(request):
-                    _set_defaults(alternative)
+                    _complete(alternative)
         elif old is not None:
             _prepare_status(new, old)
 
@@ -61,7 +65,7 @@ class ClaimRules:
             _check_status(new, old, errors)
             return
         if old is not None and new.get("spec") != old.get("spec"):
-            errors.invalid("spec", "<value omitted>", "field is immutable")
+            errors.invalid("spec", None, "field is immutable")
             return
         _check_spec(new, errors)
 
@@ -75,9 +79,12 @@ def _alternatives(request: JsonObject) -> list[JsonObject]:
     return objects(request.get("firstAvailable"), "spec.devices.requests.firstAvailable")
 
 
-def _set_defaults(request: JsonObject) -> None:
+def _complete(request: JsonObject) -> None:
+    """Fill in defaults, and put quantities in the server's spelling."""
     if request.setdefault("allocationMode", "ExactCount") == "ExactCount":
         request.setdefault("count", 1)
+    capacity = members(request.get("capacity"), "spec.devices.requests.capacity")
+    respell_all(capacity.get("requests"), "spec.devices.requests.capacity.requests")
 
 
 def _request_names(claim: JsonObject) -> set[str]:
@@ -104,10 +111,9 @@ def _prepare_status(new: JsonObject, old: JsonObject) -> None:
     # What a driver reported about a device ends with its allocation.
     if _allocation(old) and "allocation" not in status:
         status.pop("devices", None)
-    if status:
-        new["status"] = status
-    else:
-        new.pop("status", None)
+    for device in objects(status.get("devices"), "status.devices"):
+        # The server has no word for their absence.
+        device["conditions"] = device.get("conditions") or None
 
 
 def _allocation(claim: JsonObject) -> JsonObject:
@@ -141,7 +147,7 @@ def _check_spec(claim: JsonObject, errors: FieldErrors) -> None:
 def _check_request(request: JsonObject, field: str, errors: FieldErrors) -> None:
     exactly, choices = request.get("exactly"), _alternatives(request)
     if (exactly is None) == (not choices):
-        text = "exactly one of `exactly`, `firstAvailable` is required"
+        text = "exactly one of `exactly` or `firstAvailable` is required"
         errors.required(field, text) if exactly is None else errors.invalid(field, "<value omitted>", text)
         return
     if exactly is not None:
@@ -164,14 +170,12 @@ def _check_exact(request: JsonObject, field: str, errors: FieldErrors) -> None:
         errors.invalid(f"{field}.count", count, "must be greater than zero")
     elif mode == "All" and count:
         errors.invalid(f"{field}.count", count, "must not be specified when allocationMode is 'All'")
-    capacity = members(request.get("capacity"), f"{field}.capacity")
-    respell_all(capacity.get("requests"), f"{field}.capacity.requests")
 
 
 def _check_config(config: JsonObject, known: set[str], field: str, errors: FieldErrors) -> None:
     for index, name in enumerate(texts(config.get("requests"), f"{field}.requests")):
         if name not in known:
-            errors.invalid(f"{field}.requests[{index}]", name, "must be the name of a request in the claim")
+            errors.invalid(f"{field}.requests[{index}]", name, _NAME_OF_A_REQUEST)
     if config.get("opaque") is None:
         errors.required(f"{field}.opaque")
         return
@@ -184,7 +188,7 @@ def _check_status(new: JsonObject, old: JsonObject, errors: FieldErrors) -> None
     status, before = members(new.get("status"), "status"), old.get("status") or {}
     allocation = _allocation(new)
     if before.get("allocation") and allocation and before["allocation"] != allocation:
-        errors.invalid("status.allocation", "<value omitted>", "field is immutable")
+        errors.invalid("status.allocation", None, "field cannot be modified once set")
         return
     if allocation and not before.get("allocation"):
         _check_allocation(allocation, _request_names(new), errors)
@@ -197,7 +201,8 @@ def _check_status(new: JsonObject, old: JsonObject, errors: FieldErrors) -> None
     if new["metadata"].get("deletionTimestamp"):
         added = [entry for entry in reservations if entry not in before.get("reservedFor", ())]
         if added:
-            errors.forbidden("status.reservedFor", "new entries may not be added while `deletionTimestamp` is set")
+            why = "new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set"
+            errors.forbidden("status.reservedFor", why)
     _check_devices(status, allocation, errors)
 
 
@@ -221,13 +226,13 @@ def _check_allocation(allocation: JsonObject, known: set[str], errors: FieldErro
     for index, result in enumerate(results):
         field = f"status.allocation.devices.results[{index}]"
         if text(result.get("request"), f"{field}.request") not in known:
-            errors.invalid(f"{field}.request", result.get("request"), "must be the name of a request in the claim")
+            errors.invalid(f"{field}.request", result.get("request"), _NAME_OF_A_REQUEST)
         check_driver(result.get("driver"), f"{field}.driver", errors)
         check_pool(result.get("pool"), f"{field}.pool", errors)
         check_label(result.get("device"), f"{field}.device", errors)
         share = text(result.get("shareID"), f"{field}.shareID")
         if share and not _SHARE_ID.fullmatch(share):
-            errors.invalid(f"{field}.shareID", share, "must be a lowercase UUID in the standard form")
+            errors.invalid(f"{field}.shareID", share, "must be a lowercase UUID in 8-4-4-4-12 format")
     configs = objects(devices.get("config"), "status.allocation.devices.config")
     if len(configs) > _MOST_CONFIGS:
         errors.too_many("status.allocation.devices.config", len(configs), _MOST_CONFIGS)

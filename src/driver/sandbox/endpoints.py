@@ -137,8 +137,10 @@ class Endpoints:
             refusal = error
         except web.HTTPRequestEntityTooLarge:
             refusal = StatusError(413, f"limit is {_LARGEST_BODY} bytes")
-        except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as unknown:
-            refusal = StatusError(unknown.status, "the server could not find the requested resource")
+        except web.HTTPNotFound:
+            refusal = StatusError(404, "the server could not find the requested resource")
+        except web.HTTPMethodNotAllowed:
+            refusal = StatusError(405, "the server does not allow this method on the requested resource")
         return web.json_response(refusal.body(), status=refusal.code)
 
     async def _meet_fault(self, request: web.Request, transport: asyncio.Transport) -> None:
@@ -171,17 +173,12 @@ class Endpoints:
             items, version = self._take_rest(token)
         else:
             items, version = self._store.select(kind, namespace, selector)
-            for item in items:
-                # Lists of built-in kinds say the kind once, for all items.
-                del item["kind"], item["apiVersion"]
         metadata: JsonObject = {"resourceVersion": str(version)}
         if 0 < limit < len(items):
             metadata["continue"] = self._keep_rest(items[limit:], version)
             metadata["remainingItemCount"] = len(items) - limit
             items = items[:limit]
-        return web.json_response(
-            {"kind": f"{kind.name}List", "apiVersion": kind.api_version, "metadata": metadata, "items": items}
-        )
+        return _list(kind, items, metadata)
 
     def _keep_rest(self, items: list[JsonObject], version: int) -> str:
         """Keep the rest of a list as it is now, and return the token for the next page."""
@@ -238,20 +235,21 @@ class Endpoints:
         options = await _delete_options(request)
         selector = FieldSelector.parse(kind, request.query.get("fieldSelector", ""))
         gone = self._registry.delete_all(kind, request.match_info.get("namespace"), selector, options)
-        return web.json_response(
-            {
-                "kind": f"{kind.name}List",
-                "apiVersion": kind.api_version,
-                "metadata": {"resourceVersion": str(self._store.resource_version)},
-                "items": gone,
-            }
-        )
+        return _list(kind, gone, {"resourceVersion": str(self._store.resource_version)})
 
     async def _bind(self, kind: Kind, request: web.Request) -> web.Response:
         del kind
         self._registry.bind(_namespace(request), request.match_info["name"], await _body(request))
         success = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
         return web.json_response(success, status=201)
+
+
+def _list(kind: Kind, items: list[JsonObject], metadata: JsonObject) -> web.Response:
+    # Lists of built-in kinds say the kind once, for all items.
+    bare = [{key: value for key, value in item.items() if key not in ("kind", "apiVersion")} for item in items]
+    return web.json_response(
+        {"kind": f"{kind.name}List", "apiVersion": kind.api_version, "metadata": metadata, "items": bare}
+    )
 
 
 def _namespace(request: web.Request) -> str:

@@ -63,7 +63,8 @@ class Kind:
 
     def details(self, name: str) -> JsonObject:
         """Return the start of a Status object's `details` about the object `name`."""
-        return {"name": name, "group": self.group, "kind": self.plural}
+        group = {"group": self.group} if self.group else {}
+        return {"name": name, **group, "kind": self.plural}
 
     def not_found(self, name: str) -> StatusError:
         """Return the error for an object that does not exist."""
@@ -167,7 +168,7 @@ class FieldSelector:
             elif label in kind.selectable:
                 place = kind.selectable[label]
             else:
-                raise StatusError(400, f"field label not supported: {label}")
+                raise StatusError(400, f"field label not supported for {kind.api_version}, Kind={kind.name}: {label}")
             terms.append((place, operator != "!=", value))
         return cls(terms=tuple(terms))
 

@@ -33,6 +33,11 @@ _MAPS: Final[frozenset[Path]] = frozenset(
 )
 _ATOMIC: Final[frozenset[Path]] = frozenset({("status", "devices", "data"), ("status", "allocation", "nodeSelector")})
 
+# Members that every object has, so that their presence says nothing.
+_ALWAYS_THERE: Final[frozenset[Path]] = frozenset(
+    {("metadata",), ("spec",), ("status",), ("spec", "devices"), ("spec", "pool")}
+)
+
 # The server itself keeps these; no client owns them.
 _UNOWNED: Final = frozenset(
     {
@@ -50,16 +55,26 @@ _UNOWNED: Final = frozenset(
                 "deletionTimestamp",
                 "deletionGracePeriodSeconds",
                 "managedFields",
-                "generateName",
             )
         ),
     }
 )
 
 
-def fields_of(obj: JsonObject) -> dict[Path, Any]:
-    """Return all ownable fields of an object with their values."""
-    return {path: value for path, value in _walk(obj, (), ()) if path[:2] not in _UNOWNED and path[:1] not in _UNOWNED}
+def fields_of(obj: JsonObject, *, containers: bool = False) -> dict[Path, Any]:
+    """Return all ownable fields of an object with their values.
+
+    Parameters
+    ----------
+    obj : dict
+    containers : bool
+        Whether the presence of every object and keyed list counts as a field; it does where two states are compared.
+    """
+    return {
+        path: value
+        for path, value in _walk(obj, (), (), containers)
+        if path[:2] not in _UNOWNED and path[:1] not in _UNOWNED
+    }
 
 
 def record_update(
@@ -79,8 +94,8 @@ def record_update(
     now : str
         Time of the write.
     """
-    before = {} if old is None else fields_of(old)
-    after = fields_of(new)
+    before = {} if old is None else fields_of(old, containers=True)
+    after = fields_of(new, containers=True)
     touched = {path for path, value in after.items() if path not in before or before[path] != value}
     entries = _entries(old)
     for key in list(entries):
@@ -116,7 +131,7 @@ def apply(
         if clash:
             disputed[key] = clash
     if disputed and not force:
-        raise _apply_conflict(kind, str(live["metadata"]["name"]), disputed)
+        raise _apply_conflict(disputed)
     for key, clash in disputed.items():
         _set_fields(entries, key, set(entries[key][0]) - clash, None)
 
@@ -139,24 +154,32 @@ def apply(
     return merged
 
 
-def _walk(value: Any, path: Path, place: Path) -> Iterator[tuple[Path, Any]]:
+def _walk(value: Any, path: Path, place: Path, containers: bool) -> Iterator[tuple[Path, Any]]:
     """Yield the fields below `value`; `path` names it as fieldsV1 does, `place` without the list keys."""
-    if isinstance(value, dict) and value and place not in _ATOMIC:
-        if place in _MAPS:
-            yield (*path, "."), None
+    is_keyed = isinstance(value, list) and place in _KEYED_LISTS
+    is_set = isinstance(value, list) and place in _SETS
+    is_object = isinstance(value, dict) and value and place not in _ATOMIC
+    if not (is_keyed or is_set or is_object):
+        # Null says as little as nothing at all, and neither does an empty part that is always there.
+        if value is not None and not (value == {} and place in _ALWAYS_THERE):
+            yield path, value
+        return
+    if place in _MAPS or (
+        containers and value and place and place not in _ALWAYS_THERE and not path[-1].startswith("k:")
+    ):
+        yield (*path, "."), None
+    if is_object:
         for key, member in value.items():
-            yield from _walk(member, (*path, f"f:{key}"), (*place, key))
-    elif isinstance(value, list) and place in _KEYED_LISTS:
-        for entry in value:
-            entry_path = (*path, _entry_key(entry, place))
-            yield (*entry_path, "."), None
-            for key, member in entry.items():
-                yield from _walk(member, (*entry_path, f"f:{key}"), (*place, key))
-    elif isinstance(value, list) and place in _SETS:
-        for entry in value:
+            yield from _walk(member, (*path, f"f:{key}"), (*place, key), containers)
+        return
+    for entry in value:
+        if is_set:
             yield (*path, "v:" + json.dumps(entry)), entry
-    else:
-        yield path, value
+            continue
+        entry_path = (*path, _entry_key(entry, place))
+        yield (*entry_path, "."), None
+        for key, member in entry.items():
+            yield from _walk(member, (*entry_path, f"f:{key}"), (*place, key), containers)
 
 
 def _entry_key(entry: Any, place: Path) -> str:
@@ -283,17 +306,24 @@ def _unflatten(fields: Iterable[Path]) -> JsonObject:
     return tree
 
 
-def _apply_conflict(kind: Kind, name: str, disputed: dict[tuple[str, str, str], set[Path]]) -> StatusError:
+def _apply_conflict(disputed: dict[tuple[str, str, str], set[Path]]) -> StatusError:
     causes = [
         {
             "reason": "FieldManagerConflict",
-            "message": f'conflict with "{manager}"' + (f" with subresource {subresource!r}" if subresource else ""),
-            "field": "." + ".".join(segment.partition(":")[2] or segment for segment in path if segment != "."),
+            "message": f'conflict with "{manager}"' + (f' with subresource "{subresource}"' if subresource else ""),
+            "field": "".join(_shown(segment) for segment in path if segment != "."),
         }
         for (manager, _, subresource), paths in disputed.items()
         for path in sorted(paths)
     ]
     plural = "conflicts" if len(causes) > 1 else "conflict"
     lines = ", ".join(f"{cause['message']}: {cause['field']}" for cause in causes)
-    text = f"Apply failed with {len(causes)} {plural}: {lines}"
-    return StatusError(409, text, details={**kind.details(name), "causes": causes})
+    return StatusError(409, f"Apply failed with {len(causes)} {plural}: {lines}", details={"causes": causes})
+
+
+def _shown(segment: str) -> str:
+    """Return a path's segment as messages spell it."""
+    kind, _, name = segment.partition(":")
+    if kind == "k":
+        return "[" + ",".join(f"{key}={json.dumps(value)}" for key, value in json.loads(name).items()) + "]"
+    return f".{name}" if kind == "f" else f"[={name}]"

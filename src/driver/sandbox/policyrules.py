@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any, Final
 
@@ -11,7 +12,6 @@ from driver.sandbox.apistatus import FieldErrors, JsonObject, StatusError
 from driver.sandbox.syntax import members, respell
 
 _MOST_VALID_VALUES: Final = 10
-_MILLI: Final = 1000
 _RANGE_FIELDS: Final = ("min", "max", "step")
 
 
@@ -32,7 +32,8 @@ def check_policy(policy: JsonObject, value: str, field: str, errors: FieldErrors
     default = _take(policy, "default", field)
     valid_values, valid_range = policy.get("validValues"), policy.get("validRange")
     if valid_values and valid_range is not None:
-        errors.forbidden(field, 'cannot specify "validValues" and "validRange" at the same time')
+        text = 'exactly one policy can be specified, cannot specify "validValues" and "validRange" at the same time'
+        errors.forbidden(field, text)
         return
     kind = "validValues" if valid_values else "validRange"
     if not valid_values and valid_range is None:
@@ -88,27 +89,23 @@ def _check_range(bounds: JsonObject, default: Fraction, capacity: Fraction, fiel
             errors.invalid(f"{field}.max", bounds["max"], f"max is larger than capacity value: {capacity}")
         if default > high:
             errors.invalid(f"{field}.default", str(default), f"default is more than max: {high}")
-    given = {"default": default, "min": low, "max": high, "step": step}
-    amounts = {name: amount for name, amount in given.items() if amount is not None}
-    if any(amount.denominator != 1 for amount in amounts.values()):
-        for name, amount in amounts.items():
-            if (amount * _MILLI).denominator != 1:
-                errors.invalid(f"{field}.{name}", str(amount), "value cannot be represented as a milli value")
-    elif step is not None and any(amount < 0 for amount in amounts.values()):
-        errors.invalid(field, "<value omitted>", "must not be negative")
     if step is not None:
-        _check_step(amounts, capacity, f"{field}.step", errors)
+        given = {"default": default, "min": low, "max": high, "step": step}
+        # Only whole units count, rounded up, unless a gate that is off says otherwise.
+        whole = {name: math.ceil(amount) for name, amount in given.items() if amount is not None}
+        if any(amount < 0 for amount in whole.values()):
+            errors.invalid(field, None, "must not be negative")
+        elif step <= 0:
+            errors.invalid(f"{field}.step", bounds["step"], "must be greater than zero")
+        else:
+            if low + step > capacity:
+                text = f"one step {low + step} is larger than capacity value: {capacity}"
+                errors.invalid(f"{field}.step", bounds["step"], text)
+            _check_step(whole, f"{field}.step", errors)
 
 
-def _check_step(amounts: dict[str, Fraction], capacity: Fraction, field: str, errors: FieldErrors) -> None:
-    low, step = amounts["min"], amounts["step"]
-    if step <= 0:
-        errors.invalid(field, str(step), "must be greater than zero")
-        return
-    if low + step > capacity:
-        errors.invalid(field, str(step), f"one step {low + step} is larger than capacity value: {capacity}")
+def _check_step(whole: dict[str, int], field: str, errors: FieldErrors) -> None:
     for name in ("default", "max"):
-        if name in amounts and (amounts[name] - low) % step != 0:
-            errors.invalid(
-                field, str(step), f"{name} {amounts[name]} is not a multiple of a given step from (min) {low}"
-            )
+        if name in whole and (whole[name] - whole["min"]) % whole["step"]:
+            text = f"value is not a multiple of a given step ({whole['step']}) from ({whole['min']})"
+            errors.invalid(field, str(whole[name]), text)

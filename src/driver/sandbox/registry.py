@@ -102,7 +102,8 @@ class Registry:
             if self._store.get(kind, namespace, name) is not None:
                 text = f'{kind.qualified_plural} "{name}" already exists'
                 raise StatusError(409, text, reason="AlreadyExists", details=kind.details(name))
-            ownership.record_update(kind, None, new, manager, "", self._now())
+            written = {key: value for key, value in new.items() if key != "status" or "status" not in kind.subresources}
+            ownership.record_update(kind, None, written, manager, "", self._now())
             return self._store.put(kind, namespace, name, new)
 
     def update(
@@ -111,11 +112,7 @@ class Registry:
         """Replace an object, or one subresource of it, and return what is stored then."""
         new = self._checked_body(kind, namespace, body)
         if new["metadata"].get("name") != name:
-            raise StatusError(
-                400,
-                f"the name of the object ({new['metadata'].get('name', '')}) does not match "
-                f"the name on the URL ({name})",
-            )
+            raise _other_name(new, name)
         with self._store.lock:
             old = self.read(kind, namespace, name)
             uid, wanted = old["metadata"]["uid"], new["metadata"].get("uid")
@@ -134,7 +131,7 @@ class Registry:
             merged = _merge_patched(old, patch)
             new = self._checked_body(kind, namespace, merged)
             if new["metadata"].get("name") != name:
-                raise StatusError(400, f"a patch may not change the name of {kind.singular} {name!r}")
+                raise _other_name(new, name)
             return self._write(kind, namespace, old, new, subresource, manager)
 
     def apply(
@@ -162,7 +159,7 @@ class Registry:
         if body["metadata"].get("managedFields"):
             raise StatusError(400, "metadata.managedFields must be nil")
         if body["metadata"].get("name", name) != name:
-            raise StatusError(400, f"the applied object is named {body['metadata'].get('name')!r}, not {name!r}")
+            raise _other_name(body, name)
         if subresource:
             # The other parts of the object are reset here and are nobody's by this write.
             body = {key: value for key, value in body.items() if key in ("apiVersion", "kind", "metadata", subresource)}
@@ -212,6 +209,8 @@ class Registry:
                     until = self._clock() + datetime.timedelta(seconds=grace)
                     metadata["deletionTimestamp"] = _timestamp(until)
                     metadata["deletionGracePeriodSeconds"] = grace
+                    if kind.counts_generations:
+                        metadata["generation"] += 1
                     return self._store.put(kind, namespace, name, old)
                 return old
             self._store.remove(kind, namespace, name)
@@ -240,9 +239,9 @@ class Registry:
             pod = self.read(PODS, namespace, name)
             bound_to = pod.get("spec", {}).get("nodeName")
             if bound_to:
-                raise PODS.conflict(name, f"pod {name} is already assigned to node {json.dumps(bound_to)}")
+                raise _binding_conflict(name, f"pod {name} is already assigned to node {json.dumps(bound_to)}")
             if pod["metadata"].get("deletionTimestamp"):
-                raise PODS.conflict(name, f"pod {name} is being deleted, cannot be assigned to a host")
+                raise _binding_conflict(name, f"pod {name} is being deleted, cannot be assigned to a host")
             pod.setdefault("spec", {})["nodeName"] = node
             self._store.put(PODS, namespace, name, pod)
 
@@ -284,7 +283,10 @@ class Registry:
         rules.prepare(new, old, subresource)
         errors = FieldErrors()
         if old is None:
-            check_subdomain(new["metadata"].get("name"), "metadata.name", errors)
+            if not new["metadata"].get("name"):
+                errors.required("metadata.name", "name or generateName is required")
+            else:
+                check_subdomain(new["metadata"]["name"], "metadata.name", errors)
         if not errors:
             rules.check(new, old, subresource, errors)
         if errors:
@@ -314,8 +316,7 @@ class Registry:
             if new["metadata"].setdefault("namespace", namespace) != namespace:
                 raise StatusError(
                     400,
-                    f"the namespace of the provided object does not match the namespace sent on the request: "
-                    f"{new['metadata']['namespace']!r} is not {namespace!r}",
+                    "the namespace of the provided object does not match the namespace sent on the request",
                 )
         else:
             new["metadata"].pop("namespace", None)
@@ -337,10 +338,13 @@ class Registry:
         ):
             wanted, have = preconditions.get(key), old["metadata"][key]
             if wanted is not None and wanted != have:
-                raise kind.conflict(
-                    name,
-                    f"the {word} in the precondition ({wanted}) does not match the {word} in record ({have}). "
-                    f"The object might have been {happened}",
+                # This one conflict names the kind where all others name the resource.
+                named = f"{kind.name}.{kind.group}" if kind.group else kind.name
+                raise StatusError(
+                    409,
+                    f'Operation cannot be fulfilled on {named} "{name}": the {word} in the precondition ({wanted}) '
+                    f"does not match the {word} in record ({have}). The object might have been {happened}",
+                    details={**kind.details(name), "kind": kind.name},
                 )
 
     def _grace(self, kind: Kind, old: JsonObject, options: JsonObject) -> int:
@@ -369,11 +373,22 @@ class Registry:
         return _timestamp(self._clock())
 
 
+def _other_name(obj: JsonObject, name: str) -> StatusError:
+    given = obj["metadata"].get("name", "")
+    return StatusError(400, f"the name of the object ({given}) does not match the name on the URL ({name})")
+
+
+def _binding_conflict(name: str, why: str) -> StatusError:
+    text = f'Operation cannot be fulfilled on pods/binding "{name}": {why}'
+    return StatusError(409, text, details={"name": name, "kind": "pods/binding"})
+
+
 def _invalid(kind: Kind, name: str, errors: FieldErrors) -> StatusError:
     kind_name = f"{kind.name}.{kind.group}" if kind.group else kind.name
     shown = [f"{cause['field']}: {cause['message']}" for cause in errors.causes]
     text = shown[0] if len(shown) == 1 else "[" + ", ".join(shown) + "]"
-    details = {"name": name, "group": kind.group, "kind": kind.name, "causes": errors.causes}
+    about = {key: value for key, value in (("name", name), ("group", kind.group)) if value}
+    details = {**about, "kind": kind.name, "causes": errors.causes}
     return StatusError(422, f'{kind_name} "{name}" is invalid: {text}', details=details)
 
 

@@ -56,8 +56,8 @@ _MOST_ADVANCED_DEVICES: Final = 64
 _MOST_ATTRIBUTES_AND_CAPACITIES: Final = 32
 _MOST_ATTRIBUTE_VALUES: Final = 48
 _LONGEST_TEXT: Final = 64
-_LISTS: Final = {"ints": int, "bools": bool, "strings": str, "versions": str}
 _SCALARS: Final = {"int": int, "bool": bool, "string": str, "version": str}
+_LISTS: Final = {"ints": int, "bools": bool, "strings": str, "versions": str}
 _SEMVER: Final = re.compile(
     r"(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*)){2}"
     r"(-(0|[1-9][0-9]*|[0-9]*[A-Za-z-][0-9A-Za-z-]*)(\.(0|[1-9][0-9]*|[0-9]*[A-Za-z-][0-9A-Za-z-]*))*)?"
@@ -187,7 +187,7 @@ def _check_device(device: JsonObject, field: str, errors: FieldErrors) -> None:
     values = 0
     for name, attribute in attributes.items():
         place = f"{field}.attributes[{name}]"
-        check_qualified(name, place, errors)
+        check_qualified(name, f"{field}.attributes", errors)
         values += _check_attribute(attribute, place, errors)
     if values > _MOST_ATTRIBUTE_VALUES:
         text = f"the total number of attribute values must not exceed {_MOST_ATTRIBUTE_VALUES}"
@@ -195,7 +195,7 @@ def _check_device(device: JsonObject, field: str, errors: FieldErrors) -> None:
     shared = device.get("allowMultipleAllocations") is True
     for name, amount in capacity.items():
         place = f"{field}.capacity[{name}]"
-        check_qualified(name, place, errors)
+        check_qualified(name, f"{field}.capacity", errors)
         _check_capacity(amount, shared, place, errors)
     _check_node_resources(device, capacity, f"{field}.nodeAllocatableResources", errors)
 
@@ -204,8 +204,11 @@ def _check_attribute(attribute: object, field: str, errors: FieldErrors) -> int:
     """Report what is wrong with one attribute, and return how many values it counts for."""
     known = {**_SCALARS, **_LISTS}
     given = {name: value for name, value in members(attribute, field).items() if name in known}
-    if len(given) != 1:
-        errors.invalid(field, given or "", "exactly one value must be specified")
+    choices = ", ".join(f"`{name}`" for name in known)
+    if not given:
+        errors.invalid(field, "", f"must specify one of: {choices}")
+    elif len(given) > 1:
+        errors.invalid(field, "{" + ", ".join(given) + "}", f"must specify exactly one of: {choices}")
     count = 0
     for name, value in given.items():
         items = value if name in _LISTS else [value]

@@ -22,11 +22,17 @@ _LARGEST_OPAQUE: Final = 10 * 1024
 
 _LABEL_FORM: Final = (
     "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', "
-    "and must start and end with an alphanumeric character"
+    "and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', "
+    "regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
 )
 _SUBDOMAIN_FORM: Final = (
     "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', "
-    "and must start and end with an alphanumeric character"
+    "and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is "
+    "'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
+)
+_IDENTIFIER_FORM: Final = (
+    "a valid C identifier must start with alphabetic character or '_', followed by a string of alphanumeric characters "
+    "or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName', regex used for validation is '[A-Za-z_][A-Za-z0-9_]*')"
 )
 
 
@@ -71,7 +77,7 @@ def check_qualified(name: str, field: str, errors: FieldErrors) -> None:
     if slash:
         check_driver(domain, field, errors)
     if not _C_IDENTIFIER.fullmatch(identifier):
-        errors.invalid(field, name, "a valid C identifier must start with alphabetic character or '_'")
+        errors.invalid(field, identifier, _IDENTIFIER_FORM)
     elif len(identifier) > _LONGEST_IDENTIFIER:
         errors.too_long(field, _LONGEST_IDENTIFIER)
 
