@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep the ledger, a claim's record and its CDI spec in step, and other containers off the claim's CPUs.
 
-Holding goes ledger, record, runtime, spec; letting go goes spec, record, ledger, runtime. So at every moment a spec has a
-record and the CPUs of a record are held, and whatever a crash leaves is completed by `driver.restore`. A failure undoes
-the earlier steps; where even that fails the CPUs stay held, and the claim's next prepare or unprepare goes on from there.
+Holding goes ledger, record, runtime, spec; letting go goes spec, record, ledger, runtime. So at every moment a spec has
+a record and the CPUs of a record are held, and whatever a crash leaves is completed by `driver.restore`. A failure
+undoes the earlier steps; where even that fails the CPUs stay held, and the claim's next prepare or unprepare goes on
+from there.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """Prepare and unprepare one claim: the use case, whatever asks for it.
 
 A prepare reads the claim, compares it with what is held for it, has CPUs chosen and holds them in one breath, and puts
-that on the disk and into force (`driver.claimfiles`) before it answers. The kubelet repeats a failed prepare late, so what may pass by
-itself is waited for.
+that on the disk and into force (`driver.claimfiles`) before it answers. The kubelet repeats a failed prepare late, so
+what may pass by itself is waited for.
 
 The work on one claim is done one after the other, also when a call is cancelled in the middle of it. Different claims
 never wait for each other, except for CPUs that one holds and another wants.

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of the containers that live on this node, and which CPUs the kernel may hold each of them to.
 
-An answer or an update that the runtime has accepted does not always last. There are three windows in which it does not:
-between the answer to a creation and the end of the creation the runtime does not know the container yet; while it starts
-one, the kernel gets the CPUs that were stored before; and after the answer to an update it carries that answer out
-last, whatever was pushed meanwhile. So a container has the CPUs that it was *given last*, and besides CPUs that it may
-still have, its *doubts*. Only an update that is pushed outside of all windows, and that no event has crossed, removes them.
+What the runtime has accepted does not always last. There are three windows in which it does not: between the answer to
+a creation and the end of the creation the runtime does not know the container yet; while it starts one, the kernel gets
+the CPUs that were stored before; and after the answer to an update it carries that answer out last, whatever was pushed
+meanwhile. So a container has the CPUs that it was *given* last, and besides CPUs that it may still have, its *doubts*.
+Only an update that is pushed outside of all windows, and that no event has crossed, removes them.
 
 Pure: no I/O, no clock; times are seconds of a monotonic clock, passed in.
 """
@@ -137,27 +137,27 @@ class Container:
     # What happens to it
 
     def post_created(self, now: float) -> None:
-        """The runtime knows it: what was answered is stored, and nothing that was pushed meanwhile."""
+        """Take note that the runtime knows it: what was answered is stored, and nothing that was pushed meanwhile."""
         self._event()
         if self.phase is Phase.CREATING:
             self._give(self._created_with, now)
             self._enter(Phase.CREATED, now)
 
     def starting(self, now: float) -> None:
-        """The runtime has begun to start it, some time ago."""
+        """Take note that the runtime has begun to start it, some time ago."""
         self._event()
         if self.phase is not Phase.RUNNING:
             self._enter(Phase.STARTING, now)
 
     def started(self, now: float) -> None:
-        """It runs: the kernel has what was stored at some time since its creation."""
+        """Take note that it runs, with what was stored at some time since its creation."""
         self._event()
         if self.phase is not Phase.RUNNING:
             self._doubt(self._before_start, now)
             self._enter(Phase.RUNNING, now)
 
     def updating(self, answer: CpuSet, now: float) -> None:
-        """The runtime will give it these CPUs: an update was answered with them."""
+        """Take note that the runtime will give it these CPUs: an update was answered with them."""
         self._event()
         if self.phase is Phase.CREATING:
             self._enter(Phase.CREATED, now)
@@ -166,14 +166,14 @@ class Container:
         self._update = (answer, now)
 
     def updated(self, now: float) -> None:
-        """The runtime has carried an update out, before or after anything that was pushed meanwhile."""
+        """Take note that an update was carried out, before or after anything that was pushed meanwhile."""
         self._event()
         if self._update is not None:
             self._doubt(self._update[0], now)
             self._update = None
 
     def synchronized(self, answer: CpuSet, now: float) -> None:
-        """The runtime was told these CPUs in the answer to a synchronisation, and will not tell whether it heeds them."""
+        """Take note that the answer to a synchronisation has these CPUs; nobody will tell whether they were applied."""
         self._give(answer, now)
 
     # Pushes
@@ -202,7 +202,7 @@ class Container:
         return max(at, self._window_end(), self._retry_at)
 
     def pushed(self, cpus: CpuSet, sent_at: float, events: int, now: float) -> None:
-        """The runtime has answered that it has given it these CPUs.
+        """Take note that the runtime has answered that it has given it these CPUs.
 
         Parameters
         ----------
@@ -232,7 +232,7 @@ class Container:
             self._doubts.clear()
 
     def push_failed(self, cpus: CpuSet, reason: str, now: float, *, retry_s: float) -> None:
-        """The runtime has not answered, or has answered that it could not; it may have done so all the same."""
+        """Take note that the runtime did not answer, or that it could not; it may have done so all the same."""
         self.verified = True
         self.fault = reason
         self._failures += 1
@@ -241,7 +241,7 @@ class Container:
         self._doubt(cpus, now)
 
     def retry_soon(self, now: float) -> None:
-        """Somebody needs it to be moved: do not wait much longer for the next try after failures."""
+        """Do not wait much longer for the next try after failures: somebody needs it to be moved."""
         self._retry_at = min(self._retry_at, now + 1.0)
 
     # The parts

@@ -114,7 +114,7 @@ class Claims(Protocol):
         """Return the pod that uses a claim, and a container of it that lives; None if no container does."""
 
     def reserved_for(self, uid: ClaimUID, pod_uid: str, /, *, marked: bool) -> bool:
-        """Tell whether a claim is known to be reserved for a pod; marked: the runtime says the container was given it."""
+        """Tell whether a claim is known to be reserved for a pod, of which a container has a mark of it or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +202,7 @@ def _exclusive(records: Mapping[ClaimUID, Record]) -> Exclusive:
 def _matching(
     request: Request, records: Mapping[ClaimUID, Record], *, expect_mark: bool
 ) -> tuple[dict[ClaimUID, Record], set[ClaimUID]]:
-    """Return the records of the container's claims, if everything about it agrees with them; and which it has marks of."""
+    """Return the records of the container's claims, if all about it agrees with them, and those it has marks of."""
     if request.guard_fault:
         raise _Fault("malformed", request.guard_fault)
     variables = _variables(request.variables)
@@ -232,15 +232,15 @@ def _matching(
         if cpus != record.cpus:
             raise _Fault(
                 "mismatch",
-                f"{cpuset_variable(uid)} is {quoted(value)}, but claim {record.claim} has CPUs {record.cpus}: do not set "
-                f"{CPUSET_VARIABLE_PREFIX} variables, they come with the claim",
+                f"{cpuset_variable(uid)} is {quoted(value)}, but claim {record.claim} has CPUs {record.cpus}: do not "
+                f"set {CPUSET_VARIABLE_PREFIX} variables, they come with the claim",
             )
         allowed = request.guards.get(uid)
         if allowed is not None and allowed != record.cpus:
             raise _Fault(
                 "mismatch",
-                f"its start guard allows CPUs {allowed}, but claim {record.claim} has CPUs {record.cpus}: the claim's CDI "
-                "spec was changed; delete the pod, so that the claim is prepared again",
+                f"its start guard allows CPUs {allowed}, but claim {record.claim} has CPUs {record.cpus}: the claim's "
+                "CDI spec was changed; delete the pod, so that the claim is prepared again",
             )
         matching[uid] = record
     return matching, marked
@@ -269,8 +269,8 @@ def _check_not_foreign(record: Record, pod: Pod, looked: Mapping[ClaimUID, str])
         )
     raise _Fault(
         "foreign",
-        f"claim {record.claim} ({record.uid}) is not reserved for pod {pod}; expected the pod in its status.reservedFor: "
-        "let the pod refer to the claim in spec.resourceClaims",
+        f"claim {record.claim} ({record.uid}) is not reserved for pod {pod}; expected the pod in its "
+        "status.reservedFor: let the pod refer to the claim in spec.resourceClaims",
     )
 
 

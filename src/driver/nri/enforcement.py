@@ -137,7 +137,7 @@ class Enforcement:
     def reserved_for(self, uid: ClaimUID, pod_uid: str, *, marked: bool) -> bool:
         """Tell whether a claim is known to be reserved for a pod.
 
-        Of an adopted claim not even the name is known, so that there is nothing to ask for; the kubelet gave it to the pod.
+        Of an adopted claim not even the name is known, so that nobody can be asked; the kubelet gave it to the pod.
         """
         owner = self.owner(uid)
         return (
@@ -237,8 +237,8 @@ class Enforcement:
         count = self.containers.shared
         noun = "container that has" if count == 1 else "containers that have"
         return (
-            f"CPUs {cpus} would leave no CPU for the {count} {noun} no claim and run on this node; expected at least one "
-            "CPU that is neither reserved, isolated nor held by a claim"
+            f"CPUs {cpus} would leave no CPU for the {count} {noun} no claim and run on this node; expected at least "
+            "one CPU that is neither reserved, isolated nor held by a claim"
         )
 
     def _obstacles(self, record: Record) -> str:
@@ -247,7 +247,8 @@ class Enforcement:
         in_the_way = [container for container in self.containers if self._stands_in_the_way(container, record)]
         if not self.pool.cpus and any(not container.claims for container in in_the_way):
             return self._nothing_left(record.cpus)
-        return f"CPUs {record.cpus} are not free of other containers: {_named(in_the_way, why=True)} could not be moved away yet"
+        named = _named(in_the_way, why=True)
+        return f"CPUs {record.cpus} are not free of other containers: {named} could not be moved away yet"
 
 
 def _named(containers: list[Container] | tuple[Container, ...], *, why: bool = False) -> str:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.logs import fields
 from driver.nri import messages
-from driver.nri.containers import Container, Phase
-from driver.nri.decisions import Decision, Exclusive, Marks, Refused, Shared, Unverified, decide, decide_living
+from driver.nri.containers import Container
+from driver.nri.decisions import Decision, Exclusive, Marks, Refused, Unverified, decide, decide_living
 from driver.nri.errors import Refusal
 from fastcpu import CpuSet
 
@@ -151,7 +151,7 @@ class RuntimePlugin:
     async def update_container(
         self, pod: nri.PodSandbox, container: nri.Container, resources: nri.LinuxResources
     ) -> Sequence[nri.ContainerUpdate]:
-        """Let a container keep its CPUs, whatever else the kubelet changes; what memory nodes it asks for is its business."""
+        """Let a container keep its CPUs, whatever the kubelet changes; the memory nodes are left to it."""
         known = self._containers.get(container.id)
         if known is None:
             if container.state == nri.CONTAINER_STOPPED:
@@ -222,8 +222,8 @@ class RuntimePlugin:
             return CpuSet()
         if not pool and exclusive is None:
             message = (
-                f"no CPU is left for container {request.name}, which has no claim: all are reserved, isolated or held by "
-                f"the {len(self._enforcement.records)} claims on this node"
+                f"no CPU is left for container {request.name}, which has no claim: all are reserved, isolated or held "
+                f"by the {len(self._enforcement.records)} claims on this node"
             )
             self._refuse(request, identity, Refused(reason="empty_pool", message=message))
         if not pool and self._containers.shared:
@@ -261,11 +261,11 @@ class RuntimePlugin:
             try:
                 known = self._classify(requests[index], living[index])
                 self._containers.add(known)
-                if wanted := self._enforcement.pool.wanted(known, pool):
-                    if messages.read_cpus(living[index]) != wanted:
-                        self._metrics.count_corrected_container("exclusive" if known.claims else "shared")
-                        updates.append(messages.update(known.id, texts.setdefault(wanted, str(wanted))))
-                        known.synchronized(wanted, self._enforcement.now())
+                wanted = self._enforcement.pool.wanted(known, pool)
+                if wanted and messages.read_cpus(living[index]) != wanted:
+                    self._metrics.count_corrected_container("exclusive" if known.claims else "shared")
+                    updates.append(messages.update(known.id, texts.setdefault(wanted, str(wanted))))
+                    known.synchronized(wanted, self._enforcement.now())
             except Exception:
                 # One that cannot be understood must not keep the others where they are.
                 _log.exception("a container could not be put right", extra=fields(id=living[index].id[:64]))

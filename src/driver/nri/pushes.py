@@ -2,11 +2,11 @@
 """Bring containers to the CPUs that they are to have, outside of any event, from a task of its own.
 
 The runtime carries out one thing at a time, and a push is one: so a few containers go in each, and what others want of
-the runtime comes in between. It tells of a failed push only that there was a failure; then each container is pushed alone, and one that
-has failed stays alone from then on, is tried ever more seldom, and holds nobody up.
+the runtime comes in between. It tells of a failed push only that there was a failure; then each container is pushed
+alone, and one that has failed stays alone from then on, is tried ever more seldom, and holds nobody up.
 
-Containers from which CPUs are taken come first, and first of all those that a prepare waits for. What only gets more CPUs
-waits a moment, so that many claims that go at once make few pushes.
+Containers from which CPUs are taken come first, and first of all those that a prepare waits for. What only gets more
+CPUs waits a moment, so that many claims that go at once make few pushes.
 """
 
 from __future__ import annotations

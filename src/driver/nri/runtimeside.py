@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from driver.nri.connection import ConnectionMetrics, NriConnection
 from driver.nri.enforcement import Enforcement
 from driver.nri.plugin import PluginMetrics, RuntimePlugin
-from driver.nri.pushes import PushMetrics, Pushes
+from driver.nri.pushes import Pushes, PushMetrics
 from driver.nri.reservations import ClaimSource, Reservations
 from driver.nri.sharedpool import SharedPool
 

@@ -80,7 +80,7 @@ class SharedPool:
         return CpuSet() if self.leaves_alone else current
 
     def set_aside(self, uid: ClaimUID, cpus: CpuSet, now: float) -> None:
-        """Keep CPUs free for a while that a claim could not be given yet: what was moved away stays away for the retry."""
+        """Keep CPUs free for a while that a claim could not be given: what was moved away stays away for the retry."""
         self._aside[uid] = (cpus, now + SET_ASIDE_S)
 
     def take_back(self, uid: ClaimUID) -> None:
