@@ -70,7 +70,8 @@ class MetadataStore:
         record : Record
             The claim, not an adopted one.
         attributes : mapping of str to mapping
-            The published attributes of each of its devices that is known here.
+            The published attributes of each of its devices that is known here. What was written earlier about a device
+            that is not known any more stays.
 
         Returns
         -------
@@ -120,7 +121,9 @@ class MetadataStore:
         for request, devices in by_request.items():
             host_file = self._claim_folder(record.namespace, record.name) / _label("request", request) / _HOST_FILE
             host_file.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-            _replace(host_file, _encode_metadata(record, devices, attributes))
+            is_known = all(device.device in attributes for device in devices)
+            if is_known or not _is_about(host_file, record.uid):
+                _replace(host_file, _encode_metadata(record, devices, attributes))
             device_name = f"{record.uid}_{request}"
             self._cdi_folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
             cdi_file = self._cdi_folder / f"{_CDI_PREFIX}{device_name}.json"
@@ -212,6 +215,12 @@ def _remove_files(claim_folder: Path, belongs: Callable[[str | None], bool]) -> 
                 os.unlink(host_file)
         _remove_if_empty(claim_folder / request)
     _remove_if_empty(claim_folder)
+
+
+def _is_about(host_file: Path, uid: ClaimUID) -> bool:
+    with suppress(FileNotFoundError):
+        return _owner(host_file) == uid
+    return False
 
 
 def _owner(host_file: Path) -> str | None:
