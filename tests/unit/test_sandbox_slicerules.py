@@ -7,7 +7,7 @@ import pytest
 
 from driver.sandbox.apiserver import ApiServer
 from driver.sandbox.apistatus import StatusError
-from driver.sandbox.kinds import RESOURCE_SLICES
+from driver.sandbox.kinds import NODES, RESOURCE_SLICES
 from driver.sandbox.slicerules import LIST_ATTRIBUTES, NODE_ALLOCATABLE
 
 PCIE = "resource.kubernetes.io/pcieRoot"
@@ -98,6 +98,21 @@ def test_mapped_node_resources_need_their_gate():
     body = resource_slice(device(nodeAllocatableResources=MAPPING))
     assert stored(body) == resource_slice(device())["spec"]
     assert stored(body, NODE_ALLOCATABLE) == body["spec"]
+
+
+@pytest.mark.parametrize(("declared", "accepted"), [(None, True), ([NODE_ALLOCATABLE], True), (["Other"], False)])
+def test_mapped_node_resources_need_a_kubelet_that_declares_them(declared, accepted):
+    server = ApiServer(gates=[NODE_ALLOCATABLE])
+    server.create(NODES, {"metadata": {"name": "n1"}, "status": {"declaredFeatures": declared}})
+    server.create(RESOURCE_SLICES, resource_slice(device()))
+    body = resource_slice(device(nodeAllocatableResources=MAPPING))
+    if accepted:
+        assert server.put(RESOURCE_SLICES, body)["spec"] == body["spec"]
+        return
+    with pytest.raises(StatusError) as refusal:
+        server.put(RESOURCE_SLICES, body)
+    assert (refusal.value.code, refusal.value.reason) == (403, "Forbidden")
+    assert 'node "n1" does not support DRANodeAllocatableResources feature' in refusal.value.message
 
 
 @pytest.mark.parametrize(

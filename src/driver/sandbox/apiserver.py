@@ -24,7 +24,7 @@ from aiohttp import web
 from driver.sandbox.apistatus import JsonObject
 from driver.sandbox.claimrules import ClaimRules
 from driver.sandbox.endpoints import Endpoints, Fault, FaultCallback
-from driver.sandbox.kinds import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, FieldSelector, Kind
+from driver.sandbox.kinds import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, FieldSelector, Kind
 from driver.sandbox.registry import Registry
 from driver.sandbox.slicerules import SliceRules
 from driver.sandbox.store import ObjectStore
@@ -43,7 +43,8 @@ class ApiServer:
     ----------
     gates : collection of str
         Feature gates that are on although they are off in Kubernetes 1.37: `DRAListTypeAttributes`,
-        `DRANodeAllocatableResources`.
+        `DRANodeAllocatableResources`. The latter also makes the server refuse mapped resources for a node whose
+        `status.declaredFeatures` does not have it.
     fault : callable, optional
         Called with method and path (no query) of every request to a resource; a watch has the method `WATCH`. Returns
         None to let it pass, a status to answer, or a `Fault`.
@@ -73,9 +74,8 @@ class ApiServer:
         if unknown:
             raise ValueError(f"unknown feature gates {unknown}: known are {sorted(SliceRules.GATES)}")
         self._store = ObjectStore(history)
-        self.registry = Registry(
-            self._store, {RESOURCE_SLICES: SliceRules(frozenset(gates)), RESOURCE_CLAIMS: ClaimRules()}
-        )
+        slice_rules = SliceRules(frozenset(gates), self._declared_features)
+        self.registry = Registry(self._store, {RESOURCE_SLICES: slice_rules, RESOURCE_CLAIMS: ClaimRules()})
         self._endpoints = Endpoints(self._store, self.registry, bookmark_interval_s)
         self.fault = fault
         self._port = port
@@ -214,6 +214,11 @@ class ApiServer:
         }
         path.write_text(yaml.safe_dump(config))
         return path
+
+    def _declared_features(self, node_name: str) -> Collection[str] | None:
+        node = self._store.get(NODES, "", node_name) or {}
+        features: Collection[str] | None = node.get("status", {}).get("declaredFeatures")
+        return features
 
 
 def _namespace_of(kind: Kind, body: JsonObject) -> str:

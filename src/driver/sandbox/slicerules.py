@@ -8,10 +8,11 @@ value, and an attribute without a value makes the server refuse the whole slice.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 from driver.sandbox.apistatus import FieldErrors, JsonObject, StatusError
+from driver.sandbox.kinds import RESOURCE_SLICES
 from driver.sandbox.policyrules import check_policy
 from driver.sandbox.syntax import (
     check_driver,
@@ -73,12 +74,17 @@ class SliceRules:
     ----------
     gates : frozenset of str
         The feature gates, out of `GATES`, that are on.
+    declared_features : callable
+        Returns what a node's kubelet declares to support, by the node's name; None if it declares nothing at all.
     """
 
     GATES: Final = frozenset({LIST_ATTRIBUTES, NODE_ALLOCATABLE})
 
-    def __init__(self, gates: frozenset[str]) -> None:
+    def __init__(
+        self, gates: frozenset[str], declared_features: Callable[[str], Collection[str] | None] = lambda node: None
+    ) -> None:
         self._gates = gates
+        self._declared_features = declared_features
 
     def prepare(self, new: JsonObject, old: JsonObject | None, subresource: str) -> None:
         """Drop what the server does not know or a closed gate hides, unless the stored slice has it already."""
@@ -103,6 +109,7 @@ class SliceRules:
         """Report what is wrong with a slice."""
         del subresource
         spec = new["spec"]
+        self._admit(new)
         check_driver(spec.get("driver"), "spec.driver", errors)
         pool = members(spec.get("pool"), "spec.pool")
         check_pool(pool.get("name"), "spec.pool.name", errors)
@@ -127,6 +134,21 @@ class SliceRules:
                 errors.duplicate(field, device.get("name"))
             seen.add(str(device.get("name")))
             _check_device(device, field, errors)
+
+    def _admit(self, piece: JsonObject) -> None:
+        """Refuse mapped node resources for a kubelet that would not account for them."""
+        node = piece["spec"].get("nodeName")
+        declared = self._declared_features(node) if isinstance(node, str) else None
+        mapped = any("nodeAllocatableResources" in device for device in _devices(piece["spec"]))
+        # A node of a real cluster always declares something or is refused; here a bare node will do.
+        if mapped and declared is not None and NODE_ALLOCATABLE not in declared:
+            name = piece["metadata"]["name"]
+            raise StatusError(
+                403,
+                f'{RESOURCE_SLICES.qualified_plural} "{name}" is forbidden: '
+                f'node "{node}" does not support {NODE_ALLOCATABLE} feature',
+                details=RESOURCE_SLICES.details(name),
+            )
 
 
 def _devices(spec: JsonObject) -> list[JsonObject]:
