@@ -88,6 +88,11 @@ async def restore(
     for uid in recorded:
         await _write_spec(ledger.records[uid], cdi, specs.found)
     await metadata.sweep(ledger.records)
+    # The kubelet goes on naming the CDI devices that it was answered, so those of the metadata must be there as well.
+    attributes = {device.name: device.attributes for device in model.devices}
+    for record in loaded.records:
+        if not record.adopted:
+            await metadata.write(record, attributes)
     _log.info(
         "restored",
         extra=fields(claims=len(ledger.records), adopted=len(adopted), cpus=CpuSet().union(*_cpus(ledger))),
