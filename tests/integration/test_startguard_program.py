@@ -16,6 +16,8 @@ import pytest
 
 from driver.startguard import shipped_program
 
+# The sanitizers bring a program of their own.
+PROGRAM = Path(os.environ.get("START_GUARD_PROGRAM") or shipped_program())
 UID = "3f6c1d2e-0b1a-4c5d-8e9f-a0b1c2d3e4f5"
 OTHER_UID = "0b1a"
 CPUS = sorted(os.sched_getaffinity(0))
@@ -95,14 +97,15 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 def runtime(tmp_path: Path, process: subprocess.Popen[bytes]) -> Runtime:
     bundle = tmp_path / "bundle"
     bundle.mkdir()
-    return Runtime(shipped_program(), bundle, process)
+    return Runtime(PROGRAM, bundle, process)
 
 
 def not_pinned_to(cpulist: str) -> str:
     """Return what the guard says of a process on our first CPU."""
     return (
         f"the container would run on CPUs {ONE}, but its claims allow CPUs {cpulist} only: it was not pinned, since "
-        "the driver dra.cpu is down, hung or late; check the driver's pod on this node, then let the container start again"
+        "the driver dra.cpu is down, hung or late; check the driver's pod on this node, then let the container start "
+        "again"
     )
 
 
