@@ -8,6 +8,7 @@ error page of something between here and the server; whatever it is, the caller 
 from __future__ import annotations
 
 import json
+import os
 import ssl
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -147,8 +148,12 @@ def reason(error: BaseException) -> str:
     """Say in one line why something failed."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    if isinstance(error, OSError) and error.strerror and not isinstance(error, ssl.SSLError):
-        return error.strerror
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "it is incomplete"
+    # The errors of TLS have numbers too, but of their own.
+    tls = isinstance(error, ssl.SSLError | aiohttp.ClientSSLError)
+    if isinstance(error, OSError) and error.errno and error.errno > 0 and not tls:
+        return os.strerror(error.errno)
     return one_line(str(error)) or type(error).__name__
 
 

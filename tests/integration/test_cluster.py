@@ -323,7 +323,7 @@ async def test_a_watch_that_is_cut_is_an_error_and_one_that_ends_is_not(
         waiting = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0)
         api_server.cut_connections()
-        with pytest.raises(ApiError, match="broke off") as caught:
+        with pytest.raises(ApiError, match="broke off: it is incomplete") as caught:
             await waiting
         assert caught.value.status == 0
 
@@ -402,11 +402,26 @@ async def test_a_server_that_is_away_is_status_0_and_used_again_when_it_is_back(
     await cluster.get_node(NODE)
     await api_server.stop()
 
-    with pytest.raises(ApiError, match=r"the API server at http://127\.0\.0\.1:\d+ cannot be used: ") as caught:
+    with pytest.raises(
+        ApiError, match=r"the API server at http://127\.0\.0\.1:\d+ cannot be used: Connection refused"
+    ) as caught:
         await cluster.create_slice(slice_body())
     assert caught.value.status == 0
     await api_server.start()
     assert (await cluster.get_node(NODE))["metadata"]["name"] == NODE
+
+
+async def test_a_server_without_tls_or_without_a_name_is_named_with_the_cause(tmp_path: Path) -> None:
+    async with (
+        served(bearer(lambda: "", [])) as url,
+        connected(write_kubeconfig(tmp_path / "k", url.replace("http", "https"))) as cluster,
+    ):
+        with pytest.raises(ApiError, match=r"cannot be used: .*SSL"):
+            await cluster.get_node("n")
+    async with connected(write_kubeconfig(tmp_path / "k", "http://host.invalid:1")) as cluster:
+        with pytest.raises(ApiError, match=r"http://host\.invalid:1 cannot be used: ") as caught:
+            await cluster.get_node("n")
+    assert caught.value.status == 0
 
 
 @pytest.mark.parametrize("fault", [Fault(hang=True), Fault(reset=True)])
