@@ -411,15 +411,12 @@ async def test_a_server_that_is_away_is_status_0_and_used_again_when_it_is_back(
     assert (await cluster.get_node(NODE))["metadata"]["name"] == NODE
 
 
-async def test_a_server_without_tls_or_without_a_name_is_named_with_the_cause(tmp_path: Path) -> None:
+async def test_a_server_without_tls_is_named_as_the_cause(tmp_path: Path) -> None:
     async with (
         served(bearer(lambda: "", [])) as url,
         connected(write_kubeconfig(tmp_path / "k", url.replace("http", "https"))) as cluster,
     ):
-        with pytest.raises(ApiError, match=r"cannot be used: .*SSL"):
-            await cluster.get_node("n")
-    async with connected(write_kubeconfig(tmp_path / "k", "http://host.invalid:1")) as cluster:
-        with pytest.raises(ApiError, match=r"http://host\.invalid:1 cannot be used: ") as caught:
+        with pytest.raises(ApiError, match=r"cannot be used: .*SSL") as caught:
             await cluster.get_node("n")
     assert caught.value.status == 0
 
