@@ -21,6 +21,7 @@ from driver.cdi import CdiDirectory
 from driver.checkpoint import RecordStore
 from driver.cluster import Cluster
 from driver.cpumanager import CpuManagerAllocator
+from driver.devicehealth import DeviceHealth
 from driver.devices import INDIVIDUAL, DeviceModel, build_devices
 from driver.errors import ConfigError
 from driver.health import INSTANCE, RUNTIME, STARTED, Health
@@ -42,6 +43,7 @@ from driver.status import StatusWriter
 from driver.web import WebServer
 from fastcpu import CpuSet, Topology, read_topology
 from fastcpu.errors import TopologyError
+from fastcpu.filetree import open_tree
 from fastcpu.pcie import read_pcie_roots
 from fastcpu.pool import CpuPool
 
@@ -141,10 +143,12 @@ async def _serve(config: Config) -> None:
             pool_name=config.node_name,
             metrics=metrics,
         )
+        devices = DeviceHealth(model, config.node_name, open_tree(config.sysfs_root, config.sysfs_overlay), health)
         kubelet = KubeletPlugin(
             dra_socket=config.dra_socket,
             registration_socket=config.registration_socket,
             preparer=preparer,
+            devices=devices,
             health=health,
         )
         publisher = Publisher(cluster, config.node_name, model, health, metrics)
@@ -166,6 +170,7 @@ async def _serve(config: Config) -> None:
         await kubelet.start()
         health.set_ok(STARTED)
         _log.info("started", extra=fields(seconds=round(time.monotonic() - started, 3), pid=os.getpid()))
+        tasks.start(devices.run())
         tasks.start(publisher.run())
         await tasks.failure()
 

@@ -20,6 +20,10 @@ from urllib.parse import quote
 import grpc
 
 from driver.apis import (
+    dra_health_v1_pb2,
+    dra_health_v1_pb2_grpc,
+    dra_health_v1alpha1_pb2,
+    dra_health_v1alpha1_pb2_grpc,
     dra_v1_pb2,
     dra_v1_pb2_grpc,
     dra_v1beta1_pb2,
@@ -29,6 +33,7 @@ from driver.apis import (
 )
 from driver.errors import ClaimError, ConfigError
 from driver.health import REGISTERED
+from driver.healthservice import HealthServicer
 from driver.logs import fields, operation
 from driver.names import DRIVER_NAME, claim_uid
 from driver.prepare import ClaimReference
@@ -39,12 +44,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from driver.health import Health
+    from driver.healthservice import DeviceStates
     from driver.prepare import PreparedAnswer
 
 _log = logging.getLogger(__name__)
 
-# The kubelet takes the first entry that it knows, so the newest comes first.
-_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+# The kubelet takes the first entry of each kind that it knows, so the newest comes first.
+_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 _LONGEST_ERROR_BYTES: Final = 1024
 _FIRST_RETRY_SECONDS: Final = 0.1
 _LONGEST_RETRY_SECONDS: Final = 5.0
@@ -76,6 +82,8 @@ class KubeletPlugin:
         Where the sockets shall be; missing folders are made.
     preparer : ClaimPreparer
         What the DRA service calls for each claim, for different claims at the same time.
+    devices : DeviceStates
+        What the health service tells of.
     health : Health
         Told, as the condition ``registered``, whether the kubelet has accepted the driver.
     check_interval_s : float
@@ -93,6 +101,7 @@ class KubeletPlugin:
         dra_socket: Path,
         registration_socket: Path,
         preparer: ClaimPreparer,
+        devices: DeviceStates,
         health: Health,
         check_interval_s: float = 2.0,
     ) -> None:
@@ -103,6 +112,12 @@ class KubeletPlugin:
             )
             dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(  # type: ignore[no-untyped-call]
                 _DRAPlugin(dra_v1beta1_pb2, preparer), server
+            )
+            dra_health_v1_pb2_grpc.add_DRAResourceHealthServicer_to_server(  # type: ignore[no-untyped-call]
+                HealthServicer(dra_health_v1_pb2, devices), server
+            )
+            dra_health_v1alpha1_pb2_grpc.add_DRAResourceHealthServicer_to_server(  # type: ignore[no-untyped-call]
+                HealthServicer(dra_health_v1alpha1_pb2, devices), server
             )
             return server
 
@@ -115,6 +130,7 @@ class KubeletPlugin:
 
         self._dra = _Endpoint(dra_socket, dra_server)
         self._registration = _Endpoint(registration_socket, registration_server)
+        self._devices = devices
         self._health = health
         self._check_interval_s = check_interval_s
         self._guard: asyncio.Task[None] | None = None
@@ -135,7 +151,7 @@ class KubeletPlugin:
         self._guard = asyncio.create_task(self._keep_open())
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Remove both sockets, let running calls finish, and stop.
+        """Remove both sockets, end the streams of health, let running calls finish, and stop.
 
         Parameters
         ----------
@@ -147,6 +163,7 @@ class KubeletPlugin:
             with suppress(asyncio.CancelledError):
                 await self._guard
             self._guard = None
+        self._devices.close()
         await self._registration.close(grace_s)
         await self._dra.close(grace_s)
 

@@ -43,7 +43,10 @@ def add_claim(cluster_box):
 async def test_driver_registers_publishes_prepares_and_unprepares(cluster_box, driver_process, add_claim):
     process = await driver_process({"reservedCPUs": "0,32"})
     plugin = cluster_box.kubelet.plugins[DRIVER]
-    assert (plugin.service, plugin.supported_versions) == ("v1.DRAPlugin", ("v1.DRAPlugin", "v1beta1.DRAPlugin"))
+    assert (plugin.service, plugin.supported_versions) == (
+        "v1.DRAPlugin",
+        ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"),
+    )
     offers = read_offers(cluster_box.complete_slices())
     assert [(offer.device, str(offer.cpus)) for offer in offers[:2]] == [
         ("cpudevnuma000", "1-7,33-39"),

@@ -85,6 +85,19 @@ class Preparer:
             self.running -= 1
 
 
+class Devices:
+    """Devices that are always well."""
+
+    def __init__(self) -> None:
+        self.states = ()
+        self.changed = asyncio.Event()
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+        self.changed.set()
+
+
 @pytest.fixture
 def health() -> Health:
     return Health()
@@ -115,6 +128,7 @@ async def make_plugin(dra_socket, registration_socket, preparer, health):
             "dra_socket": dra_socket,
             "registration_socket": registration_socket,
             "preparer": preparer,
+            "devices": Devices(),
             "health": health,
         }
         plugin = KubeletPlugin(**{**settings, **changed})
@@ -199,7 +213,12 @@ async def test_get_info_says_what_the_kubelet_needs(registration, dra_socket):
     assert info.type == "DRAPlugin"
     assert info.name == "dra.cpu"
     assert info.endpoint == str(dra_socket)
-    assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+    assert list(info.supported_versions) == [
+        "v1.DRAPlugin",
+        "v1beta1.DRAPlugin",
+        "v1.DRAResourceHealth",
+        "v1alpha1.DRAResourceHealth",
+    ]
 
 
 async def test_the_names_on_the_wire(plugin, registration_socket, dra_socket):

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the kubelet hears of the devices' health, over the DRA socket."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import quote
+
+import grpc
+import pytest
+
+from driver.apis import (
+    dra_health_v1_pb2,
+    dra_health_v1_pb2_grpc,
+    dra_health_v1alpha1_pb2,
+    dra_health_v1alpha1_pb2_grpc,
+)
+from driver.devicehealth import DeviceHealth
+from driver.devices import build_devices
+from driver.health import RUNTIME, Health
+from driver.healthservice import HealthServicer
+from driver.kubelet import KubeletPlugin
+from fastcpu import CpuSet
+from fastcpu.filetree import OverlaidTree, SysfsTree
+from fastcpu.sysfs import read_topology
+
+ONLINE = "/sys/devices/system/cpu/online"
+VERSIONS = {
+    "v1": (dra_health_v1_pb2, dra_health_v1_pb2_grpc),
+    "v1alpha1": (dra_health_v1alpha1_pb2, dra_health_v1alpha1_pb2_grpc),
+}
+
+
+class Machine:
+    """Devices on a machine whose CPUs go offline on demand, and a clock."""
+
+    def __init__(self, root) -> None:
+        self.base = SysfsTree(root)
+        self.online: str | None = "0-15"
+        self.now = 0.0
+        self.health = Health()
+        self.health.set_ok(RUNTIME)
+        topology = read_topology(root)
+        model = build_devices(
+            topology,
+            reserved=CpuSet([0]),
+            group_by="numanode",
+            allocator="external",
+            pcie_roots=None,
+            node_allocatable_mapping=False,
+        )
+        self.devices = DeviceHealth(model, "node-1", self, self.health, clock=lambda: self.now)
+
+    def read(self, path: str) -> str | None:
+        if path == ONLINE:
+            return None if self.online is None else self.online + "\n"
+        return self.base.read(path)
+
+    def entries(self, path: str) -> list[str]:
+        return self.base.entries(path)
+
+    def faults(self) -> dict[str, str]:
+        self.devices.look()
+        return {state.device: state.fault for state in self.devices.states}
+
+
+@pytest.fixture
+def machine(machine_tree) -> Machine:
+    return Machine(machine_tree(sockets=1, cpus=16, numa_nodes=2, threads_per_core=1))
+
+
+NONE = {"cpudevnuma000": "", "cpudevnuma001": ""}
+
+
+def test_a_device_with_a_cpu_that_went_offline_is_unhealthy(machine):
+    assert machine.faults() == NONE
+    machine.online = "0-6,8-15"
+    assert machine.faults() == {"cpudevnuma000": "CPUs 7 are offline", "cpudevnuma001": ""}
+    machine.online = "0-15"
+    assert machine.faults() == NONE
+
+
+def test_a_reserved_cpu_that_went_offline_is_no_device_s_fault(machine):
+    machine.online = "1-15"
+    assert machine.faults() == NONE
+
+
+@pytest.mark.parametrize("text", [None, "nonsense", "4294967295"])
+def test_what_the_kernel_does_not_say_is_no_fault(machine, text):
+    machine.online = text
+    assert machine.faults() == NONE
+
+
+def test_without_a_runtime_all_are_unhealthy_after_a_while(machine):
+    machine.health.set_missing(RUNTIME, "lost it")
+    assert machine.faults() == NONE
+    machine.now = 29.9
+    assert machine.faults() == NONE
+    machine.now = 30.0
+    assert machine.faults() == dict.fromkeys(
+        NONE, "the container runtime is not connected, so that no container can be held to its CPUs"
+    )
+    machine.online = "0-7"
+    assert machine.faults()["cpudevnuma001"].startswith("CPUs 8-15 are offline; the container runtime")
+    machine.online = "0-15"
+    machine.health.set_ok(RUNTIME)
+    assert machine.faults() == NONE
+    machine.health.set_missing(RUNTIME, "lost it again")
+    machine.now = 59.0
+    assert machine.faults() == NONE
+
+
+def test_a_change_is_told_once(machine):
+    changed = machine.devices.changed
+    machine.devices.look()
+    assert not changed.is_set()
+    machine.online = "0-6,8-15"
+    machine.devices.look()
+    assert changed.is_set()
+
+
+def test_an_overlay_may_say_what_is_online(machine_tree):
+    tree = OverlaidTree(SysfsTree(machine_tree(sockets=1, cpus=16, numa_nodes=2)), {ONLINE: "0-3"})
+    assert tree.read(ONLINE) == "0-3"
+
+
+@pytest.fixture
+async def served(machine, short_tmp):
+    class Preparer:
+        pass
+
+    plugin = KubeletPlugin(
+        dra_socket=short_tmp / "dra.sock",
+        registration_socket=short_tmp / "reg.sock",
+        preparer=Preparer(),
+        devices=machine.devices,
+        health=machine.health,
+    )
+    await plugin.start()
+    async with grpc.aio.insecure_channel("unix:" + quote(str(short_tmp / "dra.sock"))) as channel:
+        yield plugin, channel
+    await plugin.stop(grace_s=0)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_the_list_comes_at_once_and_at_each_change_until_the_driver_stops(machine, served, version):
+    plugin, channel = served
+    messages, stubs = VERSIONS[version]
+    stream = stubs.DRAResourceHealthStub(channel).NodeWatchResources(messages.NodeWatchResourcesRequest())
+    async with asyncio.timeout(10):
+        first = await stream.read()
+        assert [(one.device.pool_name, one.device.device_name, one.health, one.message) for one in first.devices] == [
+            ("node-1", "cpudevnuma000", messages.HEALTHY, ""),
+            ("node-1", "cpudevnuma001", messages.HEALTHY, ""),
+        ]
+        assert {one.health_check_timeout_seconds for one in first.devices} == {30}
+        assert all(one.last_updated_time > 1_700_000_000 for one in first.devices)
+        machine.online = "0-8"
+        machine.devices.look()
+        second = await stream.read()
+        assert [(one.health, one.message) for one in second.devices] == [
+            (messages.HEALTHY, ""),
+            (messages.UNHEALTHY, "CPUs 9-15 are offline"),
+        ]
+        await plugin.stop(grace_s=5)
+        assert await stream.read() is grpc.aio.EOF
+
+
+async def test_the_list_is_repeated_before_the_kubelet_loses_trust(machine):
+    servicer = HealthServicer(dra_health_v1_pb2, machine.devices, repeat_s=0.01)
+    stream = servicer.NodeWatchResources(None, None)
+    lists = [await anext(stream) for _ in range(3)]
+    assert [len(one.devices) for one in lists] == [2, 2, 2]
+    await stream.aclose()
