@@ -548,7 +548,7 @@ async def test_a_refusal_is_one_bounded_line_whatever_came_with_it(
         ("", "expected a mapping, not NoneType"),
         ("[]", "expected a mapping, not list"),
         ("a: [", "not YAML"),
-        ("[" * 2_000, "not YAML"),
+        ("[" * 500, "not YAML"),
         ("\x00", "not YAML"),
         ("{}", "current-context"),
         ("{current-context: x, contexts: 7}", "malformed"),
