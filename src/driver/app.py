@@ -28,6 +28,7 @@ from driver.health import INSTANCE, RUNTIME, STARTED, Health
 from driver.individual import IndividualAllocator, build_individual_devices
 from driver.instance import InstanceLock
 from driver.kubelet import KubeletPlugin
+from driver.kubeletstate import has_static_cpu_manager
 from driver.ledger import Ledger
 from driver.logs import fields
 from driver.metadata import MetadataStore
@@ -113,6 +114,7 @@ async def _serve(config: Config) -> None:
     ledger = Ledger(pool)
     metrics.watch(ledger, health)
     metrics.set_left_out(model.left_out)
+    _look_at_kubelet(config, metrics)
     async with AsyncExitStack() as stack:
         web = WebServer(config.bind_address, health, metrics, lambda: _status(config, model, ledger, guard))
         await web.start()
@@ -198,6 +200,16 @@ class _Tasks:
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
+
+
+def _look_at_kubelet(config: Config, metrics: Metrics) -> None:
+    static = has_static_cpu_manager(config.kubelet_root_dir)
+    metrics.set_kubelet_static_cpu_manager(static)
+    if static:
+        _log.warning(
+            "the kubelet's CPU manager policy is static: containers without a claim share the CPUs that no claim holds, "
+            "also those that the kubelet gives CPUs of their own; expected cpuManagerPolicy none on this node"
+        )
 
 
 def _read_machine(config: Config) -> Topology:
