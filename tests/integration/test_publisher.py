@@ -732,37 +732,21 @@ async def test_a_server_that_takes_lists_gets_them_in_smaller_slices(
     assert not warnings(caplog, "")
 
 
-class OfOlderKubelet(Cluster):
-    """As a server with node allocatable resources on answers for a node whose kubelet does not declare the feature."""
-
-    declared = False
-
-    async def create_slice(self, body: Mapping[str, Any]) -> Object:
-        self._check(body)
-        return await super().create_slice(body)
-
-    async def replace_slice(self, body: Mapping[str, Any]) -> Object:
-        self._check(body)
-        return await super().replace_slice(body)
-
-    def _check(self, body: Mapping[str, Any]) -> None:
-        if not self.declared and any("nodeAllocatableResources" in device for device in body["spec"]["devices"]):
-            raise ApiError(403, 'is forbidden: node "n" does not support DRANodeAllocatableResources feature')
-
-
 async def test_a_mapping_that_is_refused_is_left_out_and_offered_again_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pace = Pace(retry_s=0.01, repair_s=0.02, unreachable_s=0.05, offer_s=0.0)
+    older_kubelet = {"metadata": {"name": NODE}, "status": {"declaredFeatures": ["SomethingElse"]}}
     async with ApiServer(gates=["DRANodeAllocatableResources"]) as server:
-        add_node(server)
-        async with publishing(server, tmp_path, FakeModel(2, mapped=True), pace, OfOlderKubelet) as node:
+        registered = server.create(NODES, older_kubelet)
+        async with publishing(server, tmp_path, FakeModel(2, mapped=True), pace) as node:
             await node.health.until_ok()
             assert "nodeAllocatableResources" not in node.slices[0]["spec"]["devices"][0]
             await node.look_again()
             assert dict(node.counts.writes) == {"create": 1}
 
-            monkeypatch.setattr(OfOlderKubelet, "declared", True)
+            registered["status"]["declaredFeatures"] = ["DRANodeAllocatableResources"]
+            server.put(NODES, registered)
             await node.look_again()
             assert dict(node.counts.writes) == {"create": 1, "update": 1}
             assert "nodeAllocatableResources" in node.slices[0]["spec"]["devices"][0]
