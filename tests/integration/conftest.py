@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import uuid
@@ -99,6 +100,13 @@ class Node:
         lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("dra_cpu_")]
         return {name.removeprefix("dra_cpu_"): float(value) for name, value in lines}
 
+    async def until(self, condition: Callable[[], object], timeout_s: float = 20) -> object:
+        """Wait for something that a driver does and tells nobody here; return what came true."""
+        async with asyncio.timeout(timeout_s):
+            while not (found := condition()):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            return found
+
     # What is held.
 
     def recorded(self) -> dict[str, str]:
@@ -109,6 +117,12 @@ class Node:
     def specified(self) -> dict[str, str]:
         """Return who holds what, as the CDI specs say."""
         return {uid: str(cpus) for uid, cpus in held_cpus(self.cdi_dir).items()}
+
+    def specified_in(self, name: str) -> dict[str, str]:
+        """Return the CPUs of each device of one CDI spec."""
+        devices = json.loads((self.cdi_dir / name).read_bytes())["devices"]
+        texts = {device["name"]: device["containerEdits"]["env"] for device in devices}
+        return {name.removeprefix("claim-"): env[0].partition("=")[2] for name, env in texts.items()}
 
     async def agreed(self) -> dict[str, str]:
         """Return who holds what, where records, CDI specs and the driver's own figures agree."""

@@ -34,9 +34,7 @@ async def node(started_node):
 
 async def waits(node, uid):
     """Wait until the driver says that a claim waits for CPUs."""
-    async with asyncio.timeout(10):
-        while not any(line["msg"] == "waiting for CPUs" and line["uid"] == uid for line in node.log()):  # noqa: ASYNC110, a log
-            await asyncio.sleep(0.02)
+    await node.until(lambda: any(line["msg"] == "waiting for CPUs" and line["uid"] == uid for line in node.log()))
 
 
 async def test_cpus_that_are_let_go_within_the_wait(node):
@@ -158,8 +156,8 @@ async def test_a_kubelet_that_hangs_up_while_a_prepare_waits(node):
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     async with asyncio.timeout(10):
-        while not (await node.metrics())['prepare_claims_total{result="unknown"}']:  # noqa: ASYNC110, a metric
-            await asyncio.sleep(0.02)
+        while not (await node.metrics())['prepare_claims_total{result="unknown"}']:
+            pass
     assert await node.unprepare(holder) == [""]
     # Nobody waits for them any more.
     assert await node.agreed() == {}
