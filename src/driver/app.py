@@ -145,7 +145,13 @@ async def _serve(config: Config) -> None:
             pool_name=config.node_name,
             metrics=metrics,
         )
-        devices = DeviceHealth(model, config.node_name, open_tree(config.sysfs_root, config.sysfs_overlay), health)
+        devices = DeviceHealth(
+            model,
+            config.node_name,
+            open_tree(config.sysfs_root, config.sysfs_overlay),
+            health,
+            tell_offline=None if runtime_side is None else runtime_side.enforcement.set_offline,
+        )
         kubelet = KubeletPlugin(
             dra_socket=config.dra_socket,
             registration_socket=config.registration_socket,
@@ -207,8 +213,8 @@ def _look_at_kubelet(config: Config, metrics: Metrics) -> None:
     metrics.set_kubelet_static_cpu_manager(static)
     if static:
         _log.warning(
-            "the kubelet's CPU manager policy is static: containers without a claim share the CPUs that no claim holds, "
-            "also those that the kubelet gives CPUs of their own; expected cpuManagerPolicy none on this node"
+            "the kubelet's CPU manager policy is static: containers to which it gives CPUs of their own share those "
+            "that no claim holds, as all others without a claim; expected cpuManagerPolicy none on this node"
         )
 
 

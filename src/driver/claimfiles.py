@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from driver.errors import ClaimError
+from driver.errors import ClaimError, ClaimPendingError
 from driver.logs import fields
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class ClaimFiles:
                 await self._cdi.write(record.uid, record.cpus)
             except Exception as error:
                 await self._undo(record)
+                if isinstance(error, ClaimPendingError):
+                    self._runtime.spare(record)
                 if isinstance(error, OSError):
                     raise ClaimError(f"cannot write the claim's files: {error}") from error
                 raise
@@ -121,7 +123,7 @@ class ClaimFiles:
             raise ClaimError(f"cannot remove the claim's files, {holds}: {error}") from error
         if held is not None:
             self._ledger.release(uid)
-            self._runtime.released(uid)
+        self._runtime.released(uid)
 
     async def _undo(self, record: Record) -> None:
         try:
@@ -131,3 +133,4 @@ class ClaimFiles:
             _log.error("cannot undo, the CPUs stay held", extra=fields(cpus=record.cpus, reason=error))
         else:
             self._ledger.release(record.uid)
+            self._runtime.released(record.uid)

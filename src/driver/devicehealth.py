@@ -60,6 +60,8 @@ class DeviceHealth:
         Where the kernel says which CPUs are online.
     health : Health
         Knows, as the condition ``runtime``, whether the runtime is connected.
+    tell_offline : callable, optional
+        Told which CPUs have gone offline since the start, when that changes.
     grace_s : float
         How long the runtime may be away before the devices are unhealthy, in seconds.
     interval_s : float
@@ -75,6 +77,7 @@ class DeviceHealth:
         tree: FileTree,
         health: Health,
         *,
+        tell_offline: Callable[[CpuSet], None] | None = None,
         grace_s: float = 30.0,
         interval_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
@@ -83,6 +86,8 @@ class DeviceHealth:
         self._pool_name = pool_name
         self._tree = tree
         self._health = health
+        self._tell_offline = tell_offline
+        self._offline = CpuSet()
         self._grace_s = grace_s
         self._interval_s = interval_s
         self._clock = clock
@@ -128,8 +133,11 @@ class DeviceHealth:
 
     def _look(self) -> tuple[DeviceState, ...]:
         runtime = self._runtime_fault()
-        online = self._online()
-        gone = CpuSet() if online is None or self._online_before is None else self._online_before - online
+        gone = self._gone()
+        if gone != self._offline:
+            self._offline = gone
+            if self._tell_offline is not None:
+                self._tell_offline(gone)
         return tuple(
             DeviceState(
                 pool=self._pool_name,
@@ -146,6 +154,11 @@ class DeviceHealth:
         if self._away_since is None:
             self._away_since = self._clock()
         return _NOT_CONNECTED if self._clock() - self._away_since >= self._grace_s else ""
+
+    def _gone(self) -> CpuSet:
+        """Return the CPUs that have gone offline since the start."""
+        online = self._online()
+        return CpuSet() if online is None or self._online_before is None else self._online_before - online
 
     def _online(self) -> CpuSet | None:
         """Return the CPUs that are online; None if the kernel does not say."""

@@ -74,6 +74,9 @@ class Runtime(Protocol):
     def released(self, uid: ClaimUID, /) -> None:
         """Take note that the ledger does not hold a claim any more."""
 
+    def spare(self, record: Record, /) -> None:
+        """Keep a claim's CPUs free for a while although it was released: it is going to be prepared again."""
+
 
 class NoRuntime:
     """Stands in where enforcement is switched off: claims are recorded, and nothing is held to any CPUs."""
@@ -109,4 +112,7 @@ class NoRuntime:
         yield
 
     def released(self, uid: ClaimUID) -> None:
+        """Ignore it."""
+
+    def spare(self, record: Record) -> None:
         """Ignore it."""

@@ -98,6 +98,11 @@ class Enforcement:
         self._unknown = reason
         self.notify()
 
+    def set_offline(self, cpus: CpuSet) -> None:
+        """Take note of the CPUs that have gone offline: no container without a claim can be given them."""
+        self.pool.offline = cpus
+        self.notify()
+
     def notify(self) -> None:
         """Wake whoever waits for a change, and whoever pushes."""
         self.moved()
@@ -182,7 +187,6 @@ class Enforcement:
                     if obstacle is None:
                         return
                 if self._closing or not await _happens(changed, deadline):
-                    self.pool.set_aside(record.uid, record.cpus, self.now())
                     raise ClaimPendingError(self._obstacles(record))
         finally:
             del self.needed[record.uid]
@@ -217,6 +221,10 @@ class Enforcement:
         if self._grow_at <= self.now():
             self._grow_at = self.now() + _GROW_DELAY_S
         self.notify()
+
+    def spare(self, record: Record) -> None:
+        """Keep a claim's CPUs free for a while although it was released: it is going to be prepared again."""
+        self.pool.set_aside(record.uid, record.cpus, self.now())
 
     # The parts
 

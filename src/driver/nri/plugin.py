@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.logs import fields
+from driver.names import CPUSET_VARIABLE_PREFIX, ClaimUID
 from driver.nri import messages
 from driver.nri.containers import Container
 from driver.nri.decisions import Decision, Exclusive, Marks, Refused, Unverified, decide, decide_living
@@ -26,7 +27,6 @@ from fastcpu import CpuSet
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from driver.names import ClaimUID
     from driver.nri.containers import Pod
     from driver.nri.decisions import Request
     from driver.nri.enforcement import Enforcement
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _LONGEST_LOOK_S: Final = 1.0
+_MOST_ENDED: Final = 4096
 _CONTAINERD: Final = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?:\D|$)", re.ASCII)
 _CDI_DEVICES_SINCE: Final = (2, 3)
 
@@ -77,6 +78,8 @@ class RuntimePlugin:
         self._start_guard = start_guard
         self._marks = Marks(cdi_devices=False, guard=start_guard)
         self._look_s = _LONGEST_LOOK_S
+        # What the containers were that have ended and are still to be removed, for the metric.
+        self._ended: dict[str, str] = {}
 
     def connected(self, runtime_name: str, runtime_version: str, nri_version: str, request_timeout_s: float) -> None:
         """Take note of a new connection."""
@@ -254,6 +257,7 @@ class RuntimePlugin:
         ]
         order = sorted(range(len(living)), key=lambda index: _precedence(requests[index], living[index], former))
         self._containers.replace_all(())
+        self._ended.clear()
         updates = []
         pool = self._enforcement.pool.current(self._enforcement.now())
         texts: dict[CpuSet, str] = {}
@@ -318,8 +322,11 @@ class RuntimePlugin:
         with self._measured(operation) as measured:
             known = self._containers.remove(identity)
             if known is None:
+                measured.mode = self._ended.pop(identity, "unknown")
                 return
             measured.mode = "exclusive" if known.claims else "shared"
+            if operation == "stop_container" and len(self._ended) < _MOST_ENDED:
+                self._ended[identity] = measured.mode
             _log.info("container has ended", extra=fields(container=known, id=identity))
             self._enforcement.notify()
 
@@ -347,7 +354,8 @@ def _precedence(
     request: Request, container: nri.Container, former: Mapping[ClaimUID, str]
 ) -> tuple[bool, bool, int, str]:
     """Order containers by their right to a claim: those of the pod that had it, marked ones, older ones."""
-    had_it = any(request.pod.uid == pod for pod in former.values())
+    names = (entry.partition("=")[0].removeprefix(CPUSET_VARIABLE_PREFIX) for entry in request.variables)
+    had_it = any(former.get(ClaimUID(name)) == request.pod.uid for name in names)
     marked = bool(request.guards or request.cdi_devices)
     return not had_it, not marked, container.created_at, container.id
 

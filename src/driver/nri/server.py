@@ -104,6 +104,7 @@ class Server:
         self._last_stream = 0
         self._calls: dict[asyncio.Task[None], _Call] = {}
         self._closed = False
+        self._complained = False
 
     def serves(self, task: asyncio.Task[Any] | None) -> bool:
         """Tell whether a task is one in which a call is being handled."""
@@ -118,7 +119,10 @@ class Server:
             try:
                 self._start(frame)
             except NriError as error:
-                _log.warning("a call is not served", extra=fields(stream=frame.stream, reason=error))
+                # One tells what is wrong with the other side; it may make many of them.
+                level = logging.DEBUG if self._complained else logging.WARNING
+                self._complained = True
+                _log.log(level, "a call is not served", extra=fields(stream=frame.stream, reason=error))
                 self._send(frame.stream, _failure(error.code, str(error)))
                 await self._trunk.flushed()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.logs import fields, one_line
@@ -23,7 +23,11 @@ from driver.nri.subscription import VALIDATION, Runtime, Subscription
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from google.protobuf.message import Message
+
     from driver.nri.mux import Trunk
+
+    Handler = Callable[[Any], Awaitable[Message]]
 
 _log = logging.getLogger(__name__)
 
@@ -164,6 +168,8 @@ class Session:
         self._subscription = subscription
         self._timing = timing
         self._ready = ready
+        self.configured = asyncio.Event()
+        self.synchronized = asyncio.Event()
         self._client = Client(trunk, RUNTIME_CONNECTION)
         self._server = Server(
             trunk,
@@ -176,8 +182,6 @@ class Session:
         )
         self._runtime: Runtime | None = None
         self._mask = 0
-        self.configured = asyncio.Event()
-        self.synchronized = asyncio.Event()
         self._pods: list[nri.PodSandbox] = []
         self._containers: list[nri.Container] = []
         self._part_bytes = 0
@@ -266,21 +270,32 @@ class Session:
     def _methods(self) -> dict[str, Method]:
         methods = {
             "Configure": Method(request=nri.ConfigureRequest, answer=self._configure),
-            "Synchronize": Method(request=nri.SynchronizeRequest, answer=self._synchronize),
-            "Shutdown": Method(request=nri.Empty, answer=self._nothing),
-            "CreateContainer": Method(request=nri.CreateContainerRequest, answer=self._create_container),
-            "UpdateContainer": Method(request=nri.UpdateContainerRequest, answer=self._update_container),
-            "StopContainer": Method(request=nri.StopContainerRequest, answer=self._stop_container),
-            "UpdatePodSandbox": Method(request=nri.UpdatePodSandboxRequest, answer=self._nothing),
-            "ValidateContainerAdjustment": Method(
-                request=nri.ValidateContainerAdjustmentRequest, answer=self._validate
-            ),
-            "StateChange": Method(request=nri.StateChangeEvent, answer=self._state_change),
+            "Synchronize": self._after(self.configured, nri.SynchronizeRequest, self._synchronize),
+            "Shutdown": Method(request=nri.Empty, answer=_nothing),
+            "UpdatePodSandbox": Method(request=nri.UpdatePodSandboxRequest, answer=_nothing),
         }
-        methods |= {rpc: Method(request=nri.PodEvent, answer=self._nothing) for rpc in _POD_RPCS}
-        for rpc, kind in _CONTAINER_RPCS.items():
-            methods[rpc] = Method(request=nri.ContainerEvent, answer=self._teller(kind))
+        methods |= {rpc: Method(request=nri.PodEvent, answer=_nothing) for rpc in _POD_RPCS}
+        asked: tuple[tuple[str, type[Message], Handler], ...] = (
+            ("CreateContainer", nri.CreateContainerRequest, self._create_container),
+            ("UpdateContainer", nri.UpdateContainerRequest, self._update_container),
+            ("StopContainer", nri.StopContainerRequest, self._stop_container),
+            ("ValidateContainerAdjustment", nri.ValidateContainerAdjustmentRequest, self._validate),
+            ("StateChange", nri.StateChangeEvent, self._state_change),
+            *((rpc, nri.ContainerEvent, self._teller(kind)) for rpc, kind in _CONTAINER_RPCS.items()),
+        )
+        for rpc, request, answer in asked:
+            methods[rpc] = self._after(self.synchronized, request, answer)
         return methods
+
+    def _after(self, step: asyncio.Event, request: type[Message], answer: Handler) -> Method:
+        """Return a method that is refused before a step of the handshake: the plugin would decide without knowledge."""
+
+        async def checked(request: object) -> Message:
+            if not step.is_set():
+                raise NriError(Code.FAILED_PRECONDITION, "the driver is not configured and synchronised yet")
+            return await answer(request)
+
+        return Method(request=request, answer=checked)
 
     async def _configure(self, request: nri.ConfigureRequest) -> nri.ConfigureResponse:
         runtime = Runtime(
@@ -351,15 +366,12 @@ class Session:
             self._plugin.event(request.event, request.pod, request.container)
         return nri.Empty()
 
-    def _teller(self, kind: nri.Event) -> Callable[[nri.ContainerEvent], Awaitable[nri.Empty]]:
+    def _teller(self, kind: nri.Event) -> Handler:
         async def tell(request: nri.ContainerEvent) -> nri.Empty:
             self._plugin.event(kind, request.pod, request.container)
             return nri.Empty()
 
         return tell
-
-    async def _nothing(self, _: object) -> nri.Empty:
-        return nri.Empty()
 
     def _after_answer(self, method: str, succeeded: bool) -> None:
         if method == "Configure" and succeeded:
@@ -371,3 +383,7 @@ class Session:
             self._plugin.synchronized()
         elif method == "Shutdown":
             self._trunk.close("the runtime has shut the driver down")
+
+
+async def _nothing(_: object) -> nri.Empty:
+    return nri.Empty()
