@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feed mutated texts to the parser in a process with AddressSanitizer, and see that no byte leaks.
 
-    python tests/sanitizers/fuzz_cpulist.py INPUTS
+python tests/sanitizers/fuzz_cpulist.py INPUTS
 """
 
 from __future__ import annotations
