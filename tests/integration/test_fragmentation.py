@@ -22,6 +22,7 @@ from driver.sandbox.kinds import RESOURCE_CLAIMS
 from driver.sandbox.kubelet import ClaimName
 from driver.sandbox.machine import MachineShape
 from fastcpu import CpuSet, Topology, read_topology
+from fastcpu.placement import Placer
 
 STEPS = 10_000
 SHAPE = MachineShape(sockets=2, numa_nodes=8, cpus=512)
@@ -36,6 +37,7 @@ class History:
     def __init__(self, box: ClusterBox) -> None:
         self.box = box
         self.topology: Topology = read_topology(box.sysfs_root)
+        self.placer = Placer(self.topology)
         self.records_dir = box.kubelet.plugins_dir / DRIVER_NAME / "claims"
         self.held: dict[str, CpuSet] = {}
         self.taken = CpuSet()
@@ -49,6 +51,8 @@ class History:
 
     def count(self, cpus: CpuSet, free: CpuSet) -> None:
         """Count a choice among the CPUs that were free in its device."""
+        # The same request on the same state gives the same CPUs, in whichever process.
+        assert cpus == self.placer.place(free, len(cpus))
         caches = self.topology.l3_caches
         rows = range(len(caches))
         self.counts["prepared"] += 1
