@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 from driver.apis import ttrpc_pb2
@@ -69,6 +71,51 @@ def messages(stream):
         found.append((identity, kind, flags, stream[10 : 10 + length]))
         stream = stream[10 + length :]
     return found, stream
+
+
+async def read_message(reader):
+    """Return connection, stream, kind and envelope of the next message."""
+    async with asyncio.timeout(30):
+        connection, length = int.from_bytes(await reader.readexactly(4)), int.from_bytes(await reader.readexactly(4))
+        assert length == 10
+        head = await reader.readexactly(10)
+        data = b""
+        if size := int.from_bytes(head[:4]):
+            assert int.from_bytes(await reader.readexactly(4)) == connection
+            assert int.from_bytes(await reader.readexactly(4)) == size
+            data = await reader.readexactly(size)
+    kind = head[8]
+    envelope = (ttrpc_pb2.Request if kind == REQUEST else ttrpc_pb2.Response).FromString(data)
+    return connection, int.from_bytes(head[4:8]), kind, envelope
+
+
+class RawRuntime:
+    """A listening socket, and what a test makes of the connections to it."""
+
+    def __init__(self, path):
+        self._path = path
+        self._accepted = asyncio.Queue()
+        self._writers = []
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_unix_server(self._accept, self._path)
+        return self
+
+    async def __aexit__(self, *_):
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def _accept(self, reader, writer):
+        self._writers.append(writer)
+        self._accepted.put_nowait((reader, writer))
+
+    async def accept(self):
+        """Return reader and writer of the next connection."""
+        async with asyncio.timeout(30):
+            return await self._accepted.get()
 
 
 def recording():

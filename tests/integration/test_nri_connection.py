@@ -10,7 +10,6 @@ import pytest
 
 import nri_wire as wire
 from driver.apis import nri_v1alpha1_pb2 as nri
-from driver.apis import ttrpc_pb2
 from driver.errors import ConfigError
 from driver.health import Health
 from driver.nri.connection import NriConnection, NriError, Refusal, Timing
@@ -482,51 +481,9 @@ class TestReconnecting:
             NriConnection("/" + "x" * 108, plugin, health=health, metrics=metrics)
 
 
-class RawRuntime:
-    """A listening socket, and what a test makes of the connections to it."""
-
-    def __init__(self, path):
-        self.path = path
-        self.accepted = asyncio.Queue()
-        self.count = 0
-
-    async def __aenter__(self):
-        self.server = await asyncio.start_unix_server(self._accept, self.path)
-        return self
-
-    async def __aexit__(self, *_):
-        self.server.close()
-        while not self.accepted.empty():
-            self.accepted.get_nowait()[1].close()
-
-    async def _accept(self, reader, writer):
-        self.count += 1
-        self.accepted.put_nowait((reader, writer))
-
-    async def accept(self):
-        async with asyncio.timeout(10):
-            return await self.accepted.get()
-
-
-async def read_message(reader):
-    """Return connection, stream, kind and envelope of the next message."""
-    async with asyncio.timeout(10):
-        connection, length = int.from_bytes(await reader.readexactly(4)), int.from_bytes(await reader.readexactly(4))
-        assert length == 10
-        head = await reader.readexactly(10)
-        data = b""
-        if size := int.from_bytes(head[:4]):
-            assert int.from_bytes(await reader.readexactly(4)) == connection
-            assert int.from_bytes(await reader.readexactly(4)) == size
-            data = await reader.readexactly(size)
-    kind = head[8]
-    envelope = (ttrpc_pb2.Request if kind == wire.REQUEST else ttrpc_pb2.Response).FromString(data)
-    return connection, int.from_bytes(head[4:8]), kind, envelope
-
-
 @pytest.fixture
 async def raw(tmp_path):
-    async with RawRuntime(tmp_path / "nri.sock") as raw:
+    async with wire.RawRuntime(tmp_path / "nri.sock") as raw:
         yield raw
 
 
@@ -543,18 +500,33 @@ class TestOddRuntimes:
     async def test_configured_before_the_registration_is_answered(self, connect, raw, plugin):
         connect()
         reader, writer = await raw.accept()
-        connection, stream, _, request = await read_message(reader)
+        connection, stream, _, request = await wire.read_message(reader)
         assert (connection, stream, request.method) == (wire.RUNTIME, 1, "RegisterPlugin")
         writer.write(to_plugin(CONFIGURE))
-        connection, stream, _, answer = await read_message(reader)
+        connection, stream, _, answer = await wire.read_message(reader)
         assert (connection, stream) == (wire.PLUGIN, 1)
         assert nri.ConfigureResponse.FromString(answer.payload).events == 0x27D8
         writer.write(to_plugin(SYNCHRONIZE))
-        await read_message(reader)
+        await wire.read_message(reader)
         await plugin.wait_for("synchronized")
         writer.write(REGISTERED + to_plugin(wire.request(5, "StopContainer")))
-        assert (await read_message(reader))[:2] == (wire.PLUGIN, 5)
+        assert (await wire.read_message(reader))[:2] == (wire.PLUGIN, 5)
         writer.close()
+
+    async def test_nothing_is_decided_before_the_containers_are_known(self, connect, raw, plugin):
+        connect()
+        reader, writer = await raw.accept()
+        await wire.read_message(reader)
+        early = ["Synchronize", "CreateContainer", "ValidateContainerAdjustment", "StateChange", "PostStartContainer"]
+        for number, method in enumerate(early):
+            writer.write(to_plugin(wire.request(2 * number + 1, method)))
+            _, _, _, answer = await wire.read_message(reader)
+            assert answer.status.code == Code.FAILED_PRECONDITION
+        writer.write(to_plugin(wire.request(101, "Configure"), wire.request(103, "CreateContainer")))
+        answers = {stream: answer for _, stream, _, answer in [await wire.read_message(reader) for _ in range(2)]}
+        assert answers[101].status.code == 0
+        assert answers[103].status.code == Code.FAILED_PRECONDITION
+        assert plugin.calls == [("connected",)]
 
     @pytest.mark.parametrize(
         ("timing", "sent", "reason"),
@@ -629,13 +601,13 @@ class TestOddRuntimes:
     async def test_answers_to_updates_in_any_order(self, connect, raw, plugin):
         connection = connect()
         reader, writer = await raw.accept()
-        await read_message(reader)
+        await wire.read_message(reader)
         writer.write(REGISTERED + to_plugin(CONFIGURE, SYNCHRONIZE))
         await plugin.wait_for("synchronized")
-        await read_message(reader)
-        await read_message(reader)
+        await wire.read_message(reader)
+        await wire.read_message(reader)
         pushes = [asyncio.create_task(connection.update_containers([], 5)) for _ in range(4)]
-        streams = [(await read_message(reader))[1] for _ in pushes]
+        streams = [(await wire.read_message(reader))[1] for _ in pushes]
         assert streams == [3, 5, 7, 9]
         failed = nri.UpdateContainersResponse(failed=[nri.ContainerUpdate(container_id="c\n1")])
         writer.write(
@@ -664,7 +636,7 @@ class TestOddRuntimes:
             reader, writer = await raw.accept()
             configure = wire.request(1, "Configure", nri.ConfigureRequest(request_timeout=asked))
             writer.write(to_plugin(configure))
-            await read_message(reader)
-            await read_message(reader)
+            await wire.read_message(reader)
+            await wire.read_message(reader)
             assert plugin.runtime[3] == used
             writer.close()
