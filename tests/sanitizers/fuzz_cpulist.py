@@ -17,8 +17,8 @@ from fastcpu.errors import CpuListError
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from test_cpulist import mutated_cpulists
 
-# What the interpreter itself may keep for good in a long run, such as grown free lists; a leak of the smallest set in one
-# of a thousand inputs would be many times as much.
+# What the interpreter itself may keep for good in a long run, such as grown free lists; a leak of the smallest set in
+# one of a thousand inputs would be many times as much.
 _KEPT_BYTES = 64 * 1024
 
 
