@@ -17,9 +17,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from driver import files
-from driver.allocators import ExternalAllocator
+from driver.allocators import Allocator, ExternalAllocator
 from driver.cdi import CdiDirectory
 from driver.checkpoint import RecordStore
+from driver.cpumanager import CpuManagerAllocator
 from driver.devices import DeviceModel, build_devices
 from driver.errors import ApiError
 from driver.ledger import Ledger, PreparedDevice, Record
@@ -27,8 +28,8 @@ from driver.metadata import MetadataStore
 from driver.metrics import Metrics
 from driver.names import ClaimUID
 from driver.prepare import ClaimReference, PreparedAnswer, Preparer
-from driver.sandbox.machine import MachineShape, write_machine
 from driver.runtime import NoRuntime, Runtime
+from driver.sandbox.machine import MachineShape, write_machine
 from driver.status import StatusWriter
 from fastcpu import CpuSet
 from fastcpu.pool import CpuPool
@@ -187,6 +188,7 @@ class Claims:
         self.failures: list[ApiError] = []
         self.gets: list[tuple[str, str]] = []
         self.applied: dict[str, list[object]] = {}
+        self.name_cpus = True
         self.may_apply = asyncio.Event()
         self.may_apply.set()
 
@@ -229,7 +231,7 @@ class Claims:
             "requests": ["cpus"],
             "opaque": {"driver": "dra.cpu", "parameters": parameters},
         }
-        return self.put(uid, [result], [config])
+        return self.put(uid, [result], [config] if self.name_cpus else [])
 
     def put(self, uid: str, results: list[object], configs: list[object]) -> ClaimReference:
         """Add a claim with this allocation."""
@@ -255,6 +257,7 @@ class Node:
         self.cdi_folder = root / "cdi"
         self.metadata_folder = root / "plugin" / "dra-device-metadata"
         self.wait_s = 0.0
+        self.allocator = "external"
         self.runtime: Runtime = NoRuntime()
         self.start()
 
@@ -265,7 +268,7 @@ class Node:
             self.topology,
             reserved=CpuSet.parse(reserved),
             group_by=group_by,
-            allocator="external",
+            allocator=self.allocator,
             pcie_roots=None,
             node_allocatable_mapping=False,
         )
@@ -274,7 +277,7 @@ class Node:
         self.status = StatusWriter(self.claims, first_delay_s=0.0)
         self.preparer = Preparer(
             claims=self.claims,
-            allocator=ExternalAllocator(self.model, self.pool, "node-1"),
+            allocator=self._make_allocator(),
             model=self.model,
             ledger=self.ledger,
             records=RecordStore(self.records_folder),
@@ -285,6 +288,17 @@ class Node:
             metrics=Metrics(self.registry),
             wait_s=self.wait_s,
         )
+
+    def let_the_driver_choose(self) -> None:
+        """Start a driver that chooses CPUs itself, and have claims only say how many they want from now on."""
+        self.allocator = "cpumanager"
+        self.claims.name_cpus = False
+        self.start()
+
+    def _make_allocator(self) -> Allocator:
+        if self.allocator == "external":
+            return ExternalAllocator(self.model, self.pool, "node-1")
+        return CpuManagerAllocator(self.model, self.pool, "node-1", self.topology, {})
 
     async def restart(self, **config: str) -> None:
         """Forget everything but the files, as a killed process does, and start again from them."""

@@ -13,6 +13,15 @@ from contextlib import suppress
 import pytest
 
 
+@pytest.fixture(params=["external", "cpumanager"])
+async def node(node, request):
+    """A node whose claims name their CPUs, and one whose driver chooses them: the lowest here, which are the same."""
+    if request.param == "cpumanager":
+        node.let_the_driver_choose()
+        await node.preparer.restore()
+    return node
+
+
 async def run_until_killed(node, disk, operations, work):
     """Run work in a process that dies after so many file operations; return whether it came to its end before."""
     disk.kill_after(operations)
