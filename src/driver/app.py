@@ -262,8 +262,11 @@ def _build_model(config: Config, topology: Topology) -> DeviceModel:
         )
     for warning in model.warnings:
         _log.warning("a device is not published as it should be", extra=fields(reason=warning))
-    for device in model.devices:
-        _log.info("device", extra=fields(device=device.name, cpus=device.cpus, count=len(device.cpus)))
+    if model.group_by == INDIVIDUAL:
+        _log.info("devices", extra=fields(count=len(model.devices), cpus=topology.online - config.reserved_cpus))
+    else:
+        for device in model.devices:
+            _log.info("device", extra=fields(device=device.name, cpus=device.cpus, count=len(device.cpus)))
     return model
 
 
