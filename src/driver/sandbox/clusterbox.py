@@ -137,7 +137,7 @@ class ClusterBox:
         self._stack.push_async_callback(process.terminate)
         return process
 
-    async def wait_ready(self, process: DriverProcess, timeout_s: float = 15.0) -> tuple[Plugin, list[JsonObject]]:
+    async def wait_ready(self, process: DriverProcess, timeout_s: float = 60.0) -> tuple[Plugin, list[JsonObject]]:
         """Wait until a driver is registered and has published, and return its plugin and its slices.
 
         Raises
@@ -163,7 +163,7 @@ class ClusterBox:
                 waiting.cancel()
             await asyncio.gather(ended, ready, return_exceptions=True)
 
-    async def wait_published(self, timeout_s: float = 10.0) -> list[JsonObject]:
+    async def wait_published(self, timeout_s: float = 30.0) -> list[JsonObject]:
         """Wait until all slices of the driver's pool are there, and return them in order of their names.
 
         Raises

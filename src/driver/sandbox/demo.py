@@ -32,7 +32,7 @@ _DIFFERED: Final = 1
 _WRONG_USE: Final = 2
 _BAR_SECONDS: Final = 1.5
 _BAR_MEGABYTES: Final = 90.0
-_STATUS_DEADLINE_S: Final = 5.0
+_STATUS_DEADLINE_S: Final = 30.0
 # The UID of the specification's example.
 _EXAMPLE_UID: Final = "claim-uid-123456"
 _SHOWN_LOG_LINES: Final = 15
@@ -277,7 +277,8 @@ class _Demo:
 
     def _holders(self) -> dict[str, CpuSet]:
         names = {claim["metadata"]["uid"]: claim["metadata"]["name"] for claim in self._box.api.list(RESOURCE_CLAIMS)}
-        return {names.get(uid, uid): cpus for uid, cpus in held_cpus(self._box.cdi_dir).items()}
+        held = {names.get(uid, uid): cpus for uid, cpus in held_cpus(self._box.cdi_dir).items()}
+        return dict(sorted(held.items()))
 
 
 def _described(topology: Topology, *, generated: bool) -> str:
