@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement by looking at every choice there is; for machines with a dozen free CPUs.
+"""Placement written from the rules in `fastcpu.placement` alone, twice: slow and clearly correct, and merely slow.
 
-Written from the rules in `fastcpu.placement` alone. A choice is a row of NumPy arrays: bit i of its number is the i-th
-free CPU. Domains are taken as the topology has them, so for domains that overlap without nesting it still counts right.
+`Choices` looks at every choice there is, on machines with a dozen free CPUs. A choice is a row of NumPy arrays: bit i
+of its number is the i-th free CPU. Domains are taken as the topology has them, so it counts right where they overlap
+without nesting. `PythonPlacer` is what one would write in Python to get the same on larger machines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import combinations
+from operator import add
 
 import numpy as np
 
@@ -198,3 +200,55 @@ class Choices:
     def most(rows: np.ndarray, counted: np.ndarray) -> np.ndarray:
         values = counted[rows]
         return rows[values == values.max()]
+
+
+class PythonPlacer:
+    """Places without wishes, on a machine whose domains are nested and whose cores are of one type."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.domains = {group for level in machine.levels for group in level}
+
+    def place(self, free: CpuSet, n: int) -> CpuSet:
+        cpus = set(free)
+        return CpuSet(self.best(self.machine.online, cpus, n)[n][1])
+
+    def best(self, domain: Cpus, free: set[int], most: int) -> dict[int, tuple[tuple[int, ...], Cpus]]:
+        """Return cost and CPUs of the best choice of every number of CPUs in a domain."""
+        children = [child for child in inside(domain, self.domains) if child & free]
+        parts = [self.best(child, free, most) for child in children] or self.alike(domain, free)
+        total = {0: ((0,) * 6, frozenset())}
+        for part in reversed(parts):
+            joined: dict[int, tuple[tuple[int, ...], Cpus]] = {}
+            # More of the earlier part first: of equal choices the first one stays.
+            for given in sorted(part, reverse=True):
+                cost, cpus = part[given]
+                for rest, (rest_cost, rest_cpus) in total.items():
+                    both = tuple(map(add, cost, rest_cost))
+                    if given + rest <= most and (given + rest not in joined or both < joined[given + rest][0]):
+                        joined[given + rest] = both, cpus | rest_cpus
+            total = joined
+        n_free = len(domain & free)
+        units = [int(domain in level) for level in self.machine.levels]
+        own = (*units, 0, sum(units) * n_free * (n_free == len(domain)), sum(units) * n_free)
+        return {
+            n: (tuple(map(add, cost, own)) if n else cost, cpus) for n, (cost, cpus) in total.items()
+        }  # fmt: skip
+
+    def alike(self, domain: Cpus, free: set[int]) -> list[dict[int, tuple[tuple[int, ...], Cpus]]]:
+        """Return for cores that are alike the best choice of every number of CPUs."""
+        classes: dict[tuple[bool, int], list[int]] = {}
+        for core in self.machine.cores:
+            usable = core & free
+            if usable and core <= domain:
+                classes.setdefault((len(usable) < len(core), -len(usable)), []).extend(sorted(usable))
+        parts = []
+        for (shared, negative), cpus in sorted(classes.items()):
+            size = -negative
+            part = {0: ((0,) * 6, frozenset[int]())}
+            for n in range(1, len(cpus) + 1):
+                touched = -(-n // size)
+                split = touched if shared else int(n % size > 0)
+                part[n] = (0, 0, 0, split, 0 if shared else touched * size, touched * size), frozenset(cpus[:n])
+            parts.append(part)
+        return parts

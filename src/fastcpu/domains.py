@@ -125,9 +125,8 @@ def build_tree(topology: Topology) -> DomainTree:
     """
     cpus = list(topology.online)
     sockets = _rows(topology.sockets, cpus)
-    nodes = [(row, socket if row < 0 else None) for row, socket in zip(_rows(topology.numa_nodes, cpus), sockets)]
-    around = zip(sockets, nodes)
-    caches = [(row, both if row < 0 else None) for row, both in zip(_rows(topology.l3_caches, cpus), around)]
+    nodes = _separate(topology.numa_nodes, cpus, sockets)
+    caches = _separate(topology.l3_caches, cpus, list(zip(sockets, nodes, strict=True)))
     levels: list[_Labels] = [sockets, nodes, caches]
     crossing = _crossing(levels)
     if len(crossing) > _MOST_CROSSING or len(cpus) << len(crossing) > _MOST_SEARCHED_CPUS:
@@ -158,10 +157,17 @@ def _rows(level: Level, cpus: list[int]) -> list[int]:
     return [rows[cpu] for cpu in cpus]
 
 
+def _separate(level: Level, cpus: list[int], around: _Labels) -> _Labels:
+    """Return what tells the groups of a level apart; CPUs in none are a group for each one of the level around."""
+    return [(row, outer if row < 0 else None) for row, outer in zip(_rows(level, cpus), around, strict=True)]
+
+
 def _overlapping(outer: _Labels, inner: _Labels) -> set[Hashable]:
     """Return the inner groups that share CPUs with an outer one while both have CPUs of their own."""
     outer_sizes, inner_sizes = Counter(outer), Counter(inner)
-    return {b for (a, b), both in Counter(zip(outer, inner)).items() if outer_sizes[a] > both < inner_sizes[b]}
+    return {
+        b for (a, b), both in Counter(zip(outer, inner, strict=True)).items() if outer_sizes[a] > both < inner_sizes[b]
+    }
 
 
 def _crossing(levels: list[_Labels]) -> list[tuple[int, Hashable]]:
@@ -179,10 +185,11 @@ def _crossing(levels: list[_Labels]) -> list[tuple[int, Hashable]]:
 def _cut(levels: list[_Labels]) -> None:
     sockets, nodes, caches = levels
     crossing = _overlapping(sockets, nodes)
-    nodes = [(node, socket) if node in crossing else node for node, socket in zip(nodes, sockets)]
+    nodes = [(node, socket) if node in crossing else node for node, socket in zip(nodes, sockets, strict=True)]
     crossing = _overlapping(sockets, caches) | _overlapping(nodes, caches)
     caches = [
-        (cache, socket, node) if cache in crossing else cache for cache, socket, node in zip(caches, sockets, nodes)
+        (cache, socket, node) if cache in crossing else cache
+        for cache, socket, node in zip(caches, sockets, nodes, strict=True)
     ]
     levels[NUMA_NODE:] = [nodes, caches]
 
@@ -194,9 +201,9 @@ def _insert(root: Domain, cpus: list[int], levels: list[_Labels], crossing: list
         members: dict[Hashable, list[int]] = {}
         for i, label in enumerate(labels):
             members.setdefault(label, []).append(i)
-        for label, group in members.items():
+        for label, positions in members.items():
             if (level, label) not in crossing:
-                found.setdefault(tuple(group), set()).add(level)
+                found.setdefault(tuple(positions), set()).add(level)
 
     smallest = [root] * len(cpus)
     # The larger ones first: what a CPU is in by then is the domain around the next one.

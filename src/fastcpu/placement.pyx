@@ -35,7 +35,8 @@ cimport cython
 
 from fastcpu.apportion cimport IMPOSSIBLE, allocate
 from fastcpu.cpuset cimport CpuSet, from_words
-from fastcpu.search cimport Core, Domain, Search, Weights, Wishes, begin, collect, end, restrict_to, run
+from fastcpu.search cimport Core, Domain, Search, Weights, Wishes, begin, collect, end, leave_out, \
+    restrict_to, run
 from fastcpu.topology cimport Topology
 
 import operator
@@ -115,9 +116,10 @@ cdef class Placer:
         self.machine.domains = <Domain *> calloc(self.machine.n_domains, sizeof(Domain))
         self.machine.cores = <Core *> calloc(self.machine.n_cores, sizeof(Core))
         self.machine.cpus = <Py_ssize_t *> calloc(len(topology.online), sizeof(Py_ssize_t))
+        self.machine.core_of_cpu = <Py_ssize_t *> calloc(topology.n_cpus, sizeof(Py_ssize_t))
         self.crossing_costs = <int64_t *> calloc(self.n_crossing + 1, sizeof(int64_t))
         if self.machine.domains == NULL or self.machine.cores == NULL or self.machine.cpus == NULL \
-                or self.crossing_costs == NULL:
+                or self.machine.core_of_cpu == NULL or self.crossing_costs == NULL:
             raise MemoryError()
         self.machine.weights = Weights(split=weights[3], slow=weights[4], whole=weights[5], loose=weights[6])
         for index, level in enumerate(tree.crossing):
@@ -150,6 +152,7 @@ cdef class Placer:
             self.machine.largest_core = max(self.machine.largest_core, core.n_cpus)
             for cpu in described.cpus:
                 self.machine.cpus[position] = cpu
+                self.machine.core_of_cpu[<Py_ssize_t> cpu] = i
                 position += 1
         return 0
 
@@ -157,21 +160,23 @@ cdef class Placer:
         free_memory(self.machine.domains)
         free_memory(self.machine.cores)
         free_memory(self.machine.cpus)
+        free_memory(self.machine.core_of_cpu)
         free_memory(self.crossing_costs)
 
     cdef bint find(self, Search *search, Wishes wishes, uint64_t *words) except -1:
         """Write the best choice into the words; 0 if there is none."""
         cdef int64_t least = IMPOSSIBLE, cost, crossing_cost
-        cdef unsigned int subset, i
+        cdef unsigned int all_crossing = (1 << self.n_crossing) - 1, subset, i
         # A crossing domain costs as much as any other of its level: but by being in the subset, used or not.
         for subset in range(1 << self.n_crossing):
             crossing_cost = 0
             for i in range(self.n_crossing):
                 if (subset >> i) & 1:
                     crossing_cost += self.crossing_costs[i]
-            wishes.crossing = subset
             restrict_to(search, wishes)
-            if search.n_usable < wishes.n or crossing_cost >= least:
+            if search.n_usable < wishes.n:
+                return False
+            if crossing_cost >= least or not leave_out(search, all_crossing & ~subset):
                 continue
             cost = run(search)
             if cost < 0:
@@ -237,7 +242,6 @@ cdef class Placer:
                 wishes.types = types
                 if self.find(&search, wishes, words):
                     return from_words(words, self.topology.n_words)
-            wishes.crossing = (1 << self.n_crossing) - 1
             restrict_to(&search, wishes)
             if wishes.whole_cores:
                 fitting = fitting_sizes(&search)

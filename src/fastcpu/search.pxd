@@ -34,7 +34,8 @@ cdef struct Weights:
 cdef struct Machine:
     Domain *domains
     Core *cores
-    Py_ssize_t *cpus
+    Py_ssize_t *cpus            # of all cores
+    Py_ssize_t *core_of_cpu     # by CPU number; only of those that are online
     Py_ssize_t n_domains
     Py_ssize_t n_cores
     Py_ssize_t largest_core
@@ -46,7 +47,6 @@ cdef struct Wishes:
     bint spread                 # as few CPUs of a core as possible
     bint distribute             # evenly over NUMA nodes
     unsigned int types          # bits of the ranks of core to take from
-    unsigned int crossing       # bits of the crossing domains to take from
 
 cdef struct DomainState:
     Py_ssize_t n_free
@@ -75,8 +75,11 @@ cdef struct Search:
 cdef int begin(Search *search, const Machine *machine, const uint64_t *free, Py_ssize_t n_words) noexcept nogil
 cdef void end(Search *search) noexcept nogil
 
-# Finds how many CPUs the wishes leave, which must not be fewer than asked for when run() is called.
+# Finds which CPUs the wishes leave: n_usable, which must not be fewer than asked for when the search goes on.
 cdef void restrict_to(Search *search, Wishes wishes) noexcept nogil
+
+# Leaves out the cores in some crossing domains; 0 if they are needed to meet the wishes.
+cdef bint leave_out(Search *search, unsigned int crossing) noexcept nogil
 
 # The least cost of a choice that meets the wishes; IMPOSSIBLE if there is none, -1 without memory.
 cdef int64_t run(Search *search) noexcept nogil

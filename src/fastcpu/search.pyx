@@ -14,15 +14,15 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
 from fastcpu.apportion cimport IMPOSSIBLE, Arena, Party, Stage, allocate, apportion, close_arena, open_arena, share
-from fastcpu.bits cimport test_bit
+from fastcpu.bits cimport test_bit, trailing_zeros
 
 cdef extern from "Python.h":
     const Py_ssize_t PY_SSIZE_T_MAX
 
 
 cdef int begin(Search *search, const Machine *machine, const uint64_t *free, Py_ssize_t n_words) noexcept nogil:
-    cdef Py_ssize_t c, d, i, n
-    cdef const Core *core
+    cdef Py_ssize_t c, d, i
+    cdef uint64_t word
     cdef const Domain *domain
     cdef DomainState *state
     memset(search, 0, sizeof(Search))
@@ -36,18 +36,19 @@ cdef int begin(Search *search, const Machine *machine, const uint64_t *free, Py_
     search.states = <DomainState *> allocate(&search.memory, machine.n_domains * sizeof(DomainState))
     if search.n_free == NULL or search.usable == NULL or search.states == NULL:
         return -1
+    memset(search.n_free, 0, machine.n_cores * sizeof(Py_ssize_t))
     memset(search.states, 0, machine.n_domains * sizeof(DomainState))
+    for i in range(n_words):
+        word = free[i]
+        while word:
+            search.n_free[machine.core_of_cpu[(i << 6) + trailing_zeros(word)]] += 1
+            word &= word - 1
     for d in range(machine.n_domains - 1, -1, -1):
         domain = &machine.domains[d]
         state = &search.states[d]
         if domain.end == d + 1:
             for c in range(domain.first_core, domain.end_core):
-                core = &machine.cores[c]
-                n = 0
-                for i in range(core.first, core.first + core.n_cpus):
-                    n += test_bit(free, n_words, machine.cpus[i])
-                search.n_free[c] = n
-                state.n_free += n
+                state.n_free += search.n_free[c]
         state.cost = domain.cost + domain.n_levels * machine.weights.loose * state.n_free
         if state.n_free == domain.n_cpus:
             state.cost += domain.n_levels * machine.weights.whole * domain.n_cpus
@@ -71,9 +72,7 @@ cdef void restrict_to(Search *search, Wishes wishes) noexcept nogil:
     for c in range(search.machine.n_cores):
         core = &search.machine.cores[c]
         usable = search.n_free[c]
-        if not (wishes.types >> core.rank) & 1 or core.crossing & ~wishes.crossing:
-            usable = 0
-        elif wishes.whole_cores and usable < core.size:
+        if not (wishes.types >> core.rank) & 1 or (wishes.whole_cores and usable < core.size):
             usable = 0
         search.usable[c] = usable
         search.n_usable += usable
@@ -89,6 +88,16 @@ cdef void restrict_to(Search *search, Wishes wishes) noexcept nogil:
             for c in range(search.machine.n_cores):
                 covered += search.usable[c] > search.layers
             search.layers += 1
+
+
+cdef bint leave_out(Search *search, unsigned int crossing) noexcept nogil:
+    cdef Py_ssize_t c
+    for c in range(search.machine.n_cores):
+        if search.machine.cores[c].crossing & crossing and search.usable[c] > 0:
+            if least_of_core(search, search.usable[c]) > 0:
+                return False
+            search.usable[c] = 0
+    return True
 
 
 cdef inline Py_ssize_t least_of_core(const Search *search, Py_ssize_t usable) noexcept nogil:
@@ -232,11 +241,12 @@ cdef int gather_cores(Search *search, Py_ssize_t d, Py_ssize_t most) noexcept no
     return 0
 
 
-cdef int fewest_useful(Search *search, Py_ssize_t d, Py_ssize_t most, Py_ssize_t *largest, Py_ssize_t *beyond) noexcept nogil:
-    """Find which children of a domain the fewest that can give most CPUs may be.
+cdef int fewest_useful(Search *search, Py_ssize_t d, Py_ssize_t most, Py_ssize_t *largest,
+                       Py_ssize_t *beyond) noexcept nogil:
+    """Find what the largest children of a domain can give, if there is one fewer of them than so many CPUs need.
 
-    `largest` gets what the largest ones can give together, one fewer than are needed; `beyond` gets two numbers: what
-    the last of them and what the next can give.
+    `largest` gets how many they can give together; `beyond` gets two numbers: what the last of them and what the next
+    can give.
     """
     cdef Py_ssize_t e = d + 1, n = 0, i, high, total
     cdef Py_ssize_t *highs = <Py_ssize_t *> allocate(
