@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ten thousand random prepares and unprepares through the gRPC socket, and how much they scatter the free CPUs.
 
-A request *crosses* if its CPUs are of more than one L3 cache although it would fit into an empty one of its device.
+A request *crosses* if its CPUs are of more than one L3 cache although it would fit into an empty one.
+
+What the kubelet's CPU manager would do on this history is not known, only what it does on the states of
+``tests/golden``. There both are printed side by side. These states are those on which the two differ, and a few others; of
+the 1,992 requests of the whole collection that fit into an L3 the driver crosses one in 61 and the kubelet in 87.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,11 +29,26 @@ from driver.sandbox.machine import MachineShape
 from fastcpu import CpuSet, Topology, read_topology
 from fastcpu.placement import Placer
 
+GOLDEN = Path(__file__).parents[1] / "golden/kubelet-packed.json"
+LEVELS = ("cores", "l3_caches", "numa_nodes", "sockets")
+
 STEPS = 10_000
 SHAPE = MachineShape(sockets=2, numa_nodes=8, cpus=512)
 RESERVED = CpuSet.parse("0,256")
 SIZES = (1, 1, 2, 2, 2, 4, 4, 4, 6, 8, 8, 12, 16, 24)
 EVERYTHING_EVERY = 500
+
+
+def caches(topology: Topology) -> list[CpuSet]:
+    return [topology.l3_caches.cpuset(row) for row in range(len(topology.l3_caches))]
+
+
+def fits_an_l3(topology: Topology, cpus: CpuSet) -> bool:
+    return len(cpus) <= max(map(len, caches(topology)))
+
+
+def crosses(topology: Topology, cpus: CpuSet) -> bool:
+    return len({int(topology.l3_caches.group_of[cpu]) for cpu in cpus}) > 1
 
 
 class History:
@@ -53,16 +73,13 @@ class History:
         """Count a choice among the CPUs that were free in its device."""
         # The same request on the same state gives the same CPUs, in whichever process.
         assert cpus == self.placer.place(free, len(cpus))
-        caches = self.topology.l3_caches
-        rows = range(len(caches))
         self.counts["prepared"] += 1
-        if len(cpus) > max(len(caches.cpuset(row)) for row in rows):
-            return
-        self.counts["fitting"] += 1
-        if len({int(caches.group_of[cpu]) for cpu in cpus}) > 1:
-            self.counts["crossing"] += 1
-            # The driver never crosses where it need not.
-            assert max(len(caches.cpuset(row) & free) for row in rows) < len(cpus)
+        if fits_an_l3(self.topology, cpus):
+            self.counts["fitting"] += 1
+            if crosses(self.topology, cpus):
+                self.counts["crossing"] += 1
+                # The driver never crosses where it need not.
+                assert max(len(free & cache) for cache in caches(self.topology)) < len(cpus)
 
     def check_one(self) -> None:
         """Exactly the claims that hold CPUs have a record and a CDI spec."""
@@ -174,8 +191,37 @@ async def test_a_long_history_keeps_every_cpu_with_one_claim(capsys: pytest.Capt
     counts = history.counts
     share = counts["crossing"] / counts["fitting"]
     with capsys.disabled():
-        print(  # noqa: T201, the figures are the point
+        print(
             f"\n{STEPS} steps on {SHAPE.cpus} CPUs: {counts['prepared']} prepared, {counts['unprepared']} unprepared, "
             f"{history.seconds / STEPS * 1000:.1f} ms a call; of {counts['fitting']} requests that fit into an empty "
             f"L3 {counts['crossing']} ({share:.2%}) crossed one, none while one had room"
+        )
+
+
+def golden_machine(machine: Mapping[str, Sequence[str]]) -> Topology:
+    groups = {level: [CpuSet.parse(cpus) for cpus in machine[level]] for level in LEVELS}
+    online = CpuSet().union(*groups["cores"])
+    rows = {level: {cpu: row for row, cpus in enumerate(groups[level]) for cpu in cpus} for level in LEVELS}
+    return Topology.from_arrays(online, **{level: [rows[level][cpu] for cpu in online] for level in LEVELS})
+
+
+def test_the_kubelet_crosses_more_often_on_the_same_states(capsys: pytest.CaptureFixture[str]) -> None:
+    golden = json.loads(GOLDEN.read_text())
+    machines = [golden_machine(machine) for machine in golden["machines"]]
+    placers = [Placer(machine) for machine in machines]
+    counts: Counter[str] = Counter()
+    for case in golden["cases"]:
+        topology = machines[case["topology"]]
+        kubelet = CpuSet.parse(case["kubelet"])
+        if fits_an_l3(topology, kubelet):
+            ours = placers[case["topology"]].place(CpuSet.parse(case["available"]), case["count"])
+            assert crosses(topology, kubelet) or not crosses(topology, ours)
+            counts["fitting"] += 1
+            counts["ours"] += crosses(topology, ours)
+            counts["kubelet"] += crosses(topology, kubelet)
+    assert counts["ours"] < counts["kubelet"]
+    with capsys.disabled():
+        print(
+            f"\n{counts['fitting']} requests of the selected golden cases fit into an empty L3; the driver crosses one in "
+            f"{counts['ours']}, the kubelet in {counts['kubelet']}"
         )
