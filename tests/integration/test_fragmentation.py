@@ -4,8 +4,8 @@
 A request *crosses* if its CPUs are of more than one L3 cache although it would fit into an empty one.
 
 What the kubelet's CPU manager would do on this history is not known, only what it does on the states of
-``tests/golden``. There both are printed side by side. These states are those on which the two differ, and a few others; of
-the 1,992 requests of the whole collection that fit into an L3 the driver crosses one in 61 and the kubelet in 87.
+``tests/golden``. There both are printed side by side. These states are those on which the two differ, and a few others.
+Of the 1,992 requests of the whole collection that fit into an L3 the driver crosses one in 61, the kubelet in 87.
 """
 
 from __future__ import annotations
@@ -222,6 +222,6 @@ def test_the_kubelet_crosses_more_often_on_the_same_states(capsys: pytest.Captur
     assert counts["ours"] < counts["kubelet"]
     with capsys.disabled():
         print(
-            f"\n{counts['fitting']} requests of the selected golden cases fit into an empty L3; the driver crosses one in "
-            f"{counts['ours']}, the kubelet in {counts['kubelet']}"
+            f"\n{counts['fitting']} requests of the selected golden cases fit into an empty L3; "
+            f"the driver crosses one in {counts['ours']}, the kubelet in {counts['kubelet']}"
         )
