@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes with a real containerd, for scenarios that end with asking the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from e2e import programs
+
+if TYPE_CHECKING:
+    from e2e.node import Node
+
+
+def pytest_sessionstart() -> None:
+    if lacks := programs.missing():
+        lines = "\n  ".join(lacks)
+        pytest.exit(f"the end-to-end tests cannot run here; missing:\n  {lines}", returncode=1)
+
+
+@pytest.fixture(scope="session")
+def current_containerd() -> Path:
+    """The programs of the containerd that most tests use."""
+    from e2e.containerd import remove_leftovers
+
+    remove_leftovers()
+    return programs.build(programs.CONTAINERD)
+
+
+@pytest.fixture
+async def node(current_containerd: Path) -> AsyncIterator[Node]:
+    """A node on which no driver has been started yet."""
+    from e2e.node import Node
+
+    async with Node.open(current_containerd) as node:
+        yield node

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node with everything real but the API server and the kubelet: containerd, runc, the kernel, and the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from driver.names import DRIVER_NAME
+from driver.sandbox.clusterbox import ClusterBox, free_port
+from driver.sandbox.driverprocess import DriverProcess
+from driver.sandbox.kinds import RESOURCE_CLAIMS
+from driver.sandbox.kubelet import ClaimName
+from driver.sandbox.offers import Offer, allocated_claim, read_offers
+from e2e import kernel
+from e2e.containerd import Containerd
+from e2e.cri import Cri, CriError, Pod
+from fastcpu import CpuSet
+
+# Waited for is mostly what takes milliseconds; the machine may be busy with more than this.
+PATIENCE_S = 30.0
+
+
+class Node:
+    """A node.
+
+    Attributes
+    ----------
+    box : ClusterBox
+        The API server and the kubelet.
+    containerd : Containerd
+    cri : Cri
+    driver : DriverProcess
+        The latest one.
+    """
+
+    def __init__(self, box: ClusterBox, containerd: Containerd, cri: Cri) -> None:
+        self.box = box
+        self.containerd = containerd
+        self.cri = cri
+        self.driver: DriverProcess
+        self._offer: Offer
+        self._url = ""
+        self._names = itertools.count(1)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, programs: Path, *, settings: str = "") -> AsyncIterator[Node]:
+        """Start everything but a driver, and leave nothing behind."""
+        async with (
+            ClusterBox(sysfs_root=Path("/sys")) as box,
+            Containerd(programs, box.cdi_dir, settings=settings) as containerd,
+            Cri(containerd.socket, containerd.cgroup_parent) as cri,
+        ):
+            node = cls(box, containerd, cri)
+            try:
+                yield node
+            finally:
+                await node._end()
+
+    # The driver
+
+    async def start_driver(self, *flags: str, reserved: str = "", wait: bool = True) -> DriverProcess:
+        """Start a driver and unless told otherwise wait until it has published, and enforces."""
+        address = f"127.0.0.1:{free_port()}"
+        self._url = f"http://{address}"
+        settings = {"reservedCPUs": reserved} if reserved else {}
+        own = (f"--bind-address={address}", f"--nri-socket={self.containerd.nri_socket}", *flags)
+        self.driver = await self.box.start_driver(settings, own)
+        if wait:
+            _, slices = await self.box.wait_ready(self.driver)
+            [self._offer] = read_offers(slices)
+            await self.wait_ready()
+        return self.driver
+
+    async def wait_ready(self) -> None:
+        """Wait until the driver says that it is ready: connected to the runtime too."""
+        await self.until(self._is_ready, "the driver is ready")
+
+    async def readiness(self) -> tuple[int, str]:
+        """Return what the driver says of its readiness."""
+        async with aiohttp.ClientSession() as session, session.get(f"{self._url}/readyz") as answer:
+            return answer.status, await answer.text()
+
+    async def metrics(self) -> dict[str, float]:
+        """Return all metrics by name and labels as they are written, without their common prefix."""
+        async with aiohttp.ClientSession() as session, session.get(f"{self._url}/metrics") as answer:
+            text = await answer.text()
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("dra_cpu_")]
+        return {name.removeprefix("dra_cpu_"): float(value) for name, value in lines}
+
+    # Claims
+
+    def add_claim(self, cpus: str, *pods: Pod) -> ClaimName:
+        """Put a claim into the API server that is allocated some CPUs and reserved for some pods."""
+        count = len(CpuSet.parse(cpus))
+        name = f"claim-{next(self._names)}"
+        body = allocated_claim(name, self._offer, cpus, count, reserved_for=[pod.reference for pod in pods])
+        metadata = self.box.api.put(RESOURCE_CLAIMS, body)["metadata"]
+        return ClaimName(namespace="default", name=name, uid=metadata["uid"])
+
+    def reserve(self, claim: ClaimName, *pods: Pod) -> None:
+        """Reserve a claim for these pods, and no others."""
+        body = self.box.api.get(RESOURCE_CLAIMS, claim.name)
+        assert body is not None
+        body["status"]["reservedFor"] = [pod.reference for pod in pods]
+        self.box.api.put(RESOURCE_CLAIMS, body)
+
+    async def prepare(self, claim: ClaimName) -> tuple[str, ...]:
+        """Have a claim prepared, and return the CDI devices for its containers."""
+        answer = (await self.box.kubelet.prepare(DRIVER_NAME, [claim]))[claim.uid]
+        assert answer.error == ""
+        return tuple(cdi_id for device in answer.devices for cdi_id in device.cdi_ids)
+
+    async def why_not_prepared(self, claim: ClaimName) -> str:
+        """Have a claim prepared, and return the error."""
+        return (await self.box.kubelet.prepare(DRIVER_NAME, [claim]))[claim.uid].error
+
+    async def unprepare(self, claim: ClaimName) -> str:
+        """Have a claim unprepared, and return the error, empty for success."""
+        return (await self.box.kubelet.unprepare(DRIVER_NAME, [claim]))[claim.uid]
+
+    # Pods
+
+    async def pod(self, name: str = "") -> Pod:
+        """Start a pod without containers."""
+        return await self.cri.run_pod(name or f"pod-{next(self._names)}")
+
+    async def why_not_created(self, pod: Pod, name: str, **how: object) -> str:
+        """Create a container that must be refused, and return why it was."""
+        try:
+            await self.cri.create(pod, name, **how)
+        except CriError as error:
+            return str(error)
+        raise AssertionError(f"container {name} was created")
+
+    async def why_not_started(self, container: str) -> str:
+        """Start a container that must be refused, and return why it was."""
+        try:
+            await self.cri.start(container)
+        except CriError as error:
+            return str(error)
+        raise AssertionError("the container was started")
+
+    # What the kernel says
+
+    async def cpus(self, container: str) -> str:
+        """Return where a container's first process may run; affinity and cgroup must agree."""
+        pid = await self.cri.pid(container)
+        allowed, cpuset = kernel.allowed(pid), kernel.cpuset(pid)
+        assert allowed == cpuset
+        return str(allowed)
+
+    async def wait_cpus(self, container: str, cpus: str, timeout_s: float = PATIENCE_S) -> None:
+        """Wait until a container may run on these CPUs, and no others."""
+        pid = await self.cri.pid(container)
+        wanted = CpuSet.parse(cpus)
+
+        async def there() -> bool:
+            return kernel.allowed(pid) == kernel.cpuset(pid) == wanted
+
+        await self.until(there, f"container {container} on CPUs {cpus}", timeout_s)
+
+    async def until(
+        self, condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = PATIENCE_S
+    ) -> None:
+        """Wait for something that nobody tells."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await condition():
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise AssertionError(f"waited {timeout_s:g} s in vain: {what}") from None
+
+    async def _is_ready(self) -> bool:
+        try:
+            return (await self.readiness())[0] == 200
+        except aiohttp.ClientError:
+            return False
+
+    async def _end(self) -> None:
+        # A stopped process does not end when it is asked to.
+        if hasattr(self, "driver"):
+            self.driver.send_signal(signal.SIGCONT)
+
+
+def together(*names: Sequence[str]) -> tuple[str, ...]:
+    """Return the CDI devices of several claims."""
+    return tuple(device for devices in names for device in devices)
