@@ -117,6 +117,8 @@ def hook_claims(hooks: Iterable[Hook]) -> dict[ClaimUID, CpuSet]:
             cpus = CpuSet.parse(hook.args[3], limit=MAX_CPUS)
         except CpuListError as error:
             raise ClaimError(f"start guard hook of claim {uid}: {error}") from error
+        if not cpus:
+            raise ClaimError(f"start guard hook of claim {uid} allows no CPUs")
         claims[uid] = claims.get(uid, CpuSet()) | cpus
     return claims
 
