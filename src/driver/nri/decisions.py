@@ -310,6 +310,10 @@ def _cpus(uid: ClaimUID, value: str, *, overridable: bool) -> CpuSet:
         raise _Fault("malformed", f"{cpuset_variable(uid)} is {quoted(value)}: {error}; {where}") from error
     if not cpus:
         raise _Fault("malformed", f"{cpuset_variable(uid)} is empty; expected the claim's CPUs: {where}")
+    if value != value.strip():
+        raise _Fault(
+            "malformed", f"{cpuset_variable(uid)} is {quoted(value)}; expected a cpulist without spaces: {where}"
+        )
     return cpus
 
 
