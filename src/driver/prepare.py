@@ -202,12 +202,14 @@ class Preparer:
             If it cannot be prepared. Nothing is held for it then, unless it was prepared before or undoing failed too.
         """
         claim_name = f"{reference.namespace}/{reference.name}"
+        # From here on: a second call for the claim has waited already while the first one did.
+        deadline = asyncio.get_running_loop().time() + self._wait_s
         with (
             operation("prepare", claim=claim_name, uid=reference.uid),
             _outcome("claim not prepared", self._metrics.observe_prepare),
         ):
             async with self._locks.hold(reference.uid):
-                return await self._prepare(reference)
+                return await self._prepare(reference, deadline)
 
     async def unprepare(self, reference: ClaimReference) -> None:
         """Take a claim's CPUs back; a claim that holds none is no error.
@@ -261,8 +263,7 @@ class Preparer:
                 return False
             return True
 
-    async def _prepare(self, reference: ClaimReference) -> tuple[PreparedAnswer, ...]:
-        deadline = asyncio.get_running_loop().time() + self._wait_s
+    async def _prepare(self, reference: ClaimReference, deadline: float) -> tuple[PreparedAnswer, ...]:
         raw = await self._fetch(reference, deadline)
         claim = decode_claim(raw, reference.uid)
         held = self._ledger.get(claim.uid)
