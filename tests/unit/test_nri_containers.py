@@ -27,6 +27,7 @@ def running(given: str = "0-7", now: float = 0.0) -> Container:
 
 def push(container: Container, to: str, at: float, *, answered: float | None = None) -> None:
     """Push, undisturbed."""
+    container.pushing(cpus(to))
     container.pushed(cpus(to), at, container.events, at if answered is None else answered)
 
 
@@ -209,7 +210,8 @@ def test_a_failed_push_may_have_worked_and_is_repeated_ever_more_seldom():
     waits = []
     now = 10.0
     for _ in range(9):
-        container.push_failed(cpus("4-9"), "no such cgroup", now, retry_s=0.5)
+        container.pushing(cpus("4-9"))
+        container.push_failed("no such cgroup", now, retry_s=0.5, settled=False)
         assert str(container.may_have) == "0-9"
         at = due(container, "4-9", now)
         waits.append(at - now)
@@ -220,14 +222,33 @@ def test_a_failed_push_may_have_worked_and_is_repeated_ever_more_seldom():
     assert due(container, "4-9", now) == now
     push(container, "4-9", now)
     assert (str(container.may_have), container.fault) == ("4-9", "")
-    container.push_failed(cpus("4"), "again", now, retry_s=0.5)
+    container.push_failed("again", now, retry_s=0.5, settled=True)
     assert due(container, "4", now) == now + 0.5
+
+
+def test_a_push_that_surely_failed_has_changed_nothing():
+    container = running("0-3")
+    container.pushing(cpus("0-7"))
+    assert str(container.may_have) == "0-7"
+    container.push_failed("no such cgroup", 1.0, retry_s=0.5, settled=True)
+    assert str(container.may_have) == "0-3"
+    assert due(container, "0-7", 1.0) == 1.5
+
+
+def test_a_container_may_have_what_is_on_the_way_to_it():
+    container = running("0-3")
+    container.pushing(cpus("0-7"))
+    assert str(container.may_have) == "0-7"
+    assert due(container, "0-3", 1.0) == 1.0
+    push(container, "0-1", 1.0)
+    assert str(container.may_have) == "0-1"
 
 
 def test_after_many_different_failures_not_all_of_them_are_kept():
     container = running("0")
     for cpu in range(1, 200):
-        container.push_failed(CpuSet([cpu]), "no", 1.0, retry_s=0.5)
+        container.pushing(CpuSet([cpu]))
+        container.push_failed("no", 1.0, retry_s=0.5, settled=False)
     assert str(container.may_have) == "0-199"
     assert len(container._doubts) < 20
 

@@ -93,6 +93,7 @@ class Container:
     verified: bool = True
     fault: str = ""
     _doubts: list[tuple[CpuSet, float]] = field(default_factory=list)
+    _on_the_way: CpuSet = field(default_factory=CpuSet)
     _created_with: CpuSet = field(default_factory=CpuSet)
     _before_start: CpuSet = field(default_factory=CpuSet)
     _phase_since: float = 0.0
@@ -132,7 +133,7 @@ class Container:
     @property
     def may_have(self) -> CpuSet:
         """All CPUs to which the kernel may hold it, as far as the driver knows; see `verified`."""
-        return self.given.union(*(cpus for cpus, _ in self._doubts))
+        return self.given.union(self._on_the_way, *(cpus for cpus, _ in self._doubts))
 
     # What happens to it
 
@@ -193,13 +194,18 @@ class Container:
         now : float
             The present time.
         """
-        if self.verified and not self._doubts and self.given == wanted:
+        if self.verified and not self._doubts and not self._on_the_way and self.given == wanted:
             return None
         at = now
         if self.phase is Phase.CREATED and self.verified and self.given == wanted:
             # If a start had begun before the push, it would be known by then.
-            at = min(since for _, since in self._doubts) + WINDOW_S
+            at = min((since for _, since in self._doubts), default=now - WINDOW_S) + WINDOW_S
         return max(at, self._window_end(), self._retry_at)
+
+    def pushing(self, cpus: CpuSet) -> None:
+        """Take note that the runtime is told to give it these CPUs; it may have them long before the answer comes."""
+        self._on_the_way |= cpus
+        self._before_start |= cpus
 
     def pushed(self, cpus: CpuSet, sent_at: float, events: int, now: float) -> None:
         """Take note that the runtime has answered that it has given it these CPUs.
@@ -216,29 +222,45 @@ class Container:
             The present time.
         """
         self.verified = True
-        self.fault = ""
-        self._failures = 0
-        self._retry_at = 0.0
-        before = self.given
-        self._before_start |= cpus
-        if events != self._events or sent_at < self._window_end():
-            self._give(cpus, now)
-            return
-        self.given = cpus
-        if self.phase is Phase.CREATED:
-            self._doubts = [doubt for doubt in self._doubts if doubt[1] + WINDOW_S > sent_at]
-            self._doubt(before, now)
-        else:
+        self.forgive()
+        proven = events == self._events and sent_at >= self._window_end()
+        on_the_way, self._on_the_way = self._on_the_way, CpuSet()
+        if proven and self.phase is not Phase.CREATED:
+            self.given = cpus
             self._doubts.clear()
+            return
+        if proven:
+            self._doubts = [doubt for doubt in self._doubts if doubt[1] + WINDOW_S > sent_at]
+        self._give(cpus, now)
+        self._doubt(on_the_way, now)
 
-    def push_failed(self, cpus: CpuSet, reason: str, now: float, *, retry_s: float) -> None:
-        """Take note that the runtime did not answer, or that it could not; it may have done so all the same."""
+    def push_failed(self, reason: str, now: float, *, retry_s: float, settled: bool) -> None:
+        """Take note that the runtime could not give it what was on the way, or did not answer.
+
+        Parameters
+        ----------
+        reason : str
+            What it said.
+        now : float
+            The present time.
+        retry_s : float
+            How long to wait at least before the next try.
+        settled : bool
+            Whether it is sure that it has not done so: a runtime that cannot puts back what was.
+        """
+        if not settled:
+            self._doubt(self._on_the_way, now)
+        self._on_the_way = CpuSet()
         self.verified = True
         self.fault = reason
         self._failures += 1
         self._retry_at = now + min(retry_s * 2 ** min(self._failures - 1, 10), 60.0)
-        self._before_start |= cpus
-        self._doubt(cpus, now)
+
+    def forgive(self) -> None:
+        """Forget that pushes have failed: it has what it should have by now."""
+        self.fault = ""
+        self._failures = 0
+        self._retry_at = 0.0
 
     def retry_soon(self, now: float) -> None:
         """Do not wait much longer for the next try after failures: somebody needs it to be moved."""

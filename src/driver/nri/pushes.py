@@ -36,6 +36,8 @@ _TOGETHER: Final = 8
 _TOGETHER_S: Final = 4.0
 _ALONE_S: Final = 2.0
 _FIRST_RETRY_S: Final = 0.5
+# An error that comes later may be that of a deadline on the runtime's side: it may not have stopped in the middle.
+_IN_TIME: Final = 0.9
 
 
 class PushMetrics(Protocol):
@@ -92,15 +94,19 @@ class Pushes:
         pool = self._enforcement.pool.current(now)
         needed = list(self._enforcement.needed.values())
         due: list[tuple[int, Container]] = []
+        unmovable = 0
         next_at = self._enforcement.pool.aside_until
         for container in self._enforcement.containers:
             urgency, at = self._due(container, pool, needed, now)
             if at is None:
+                container.forgive()
                 continue
+            unmovable += bool(container.fault)
             if at <= now:
                 due.append((urgency, container))
             elif next_at is None or at < next_at:
                 next_at = at
+        self._metrics.set_unmovable_containers(unmovable)
         due.sort(key=lambda item: item[0])
         return [container for _, container in due], next_at
 
@@ -143,19 +149,21 @@ class Pushes:
         events = [container.events for container, _ in batch]
         texts: dict[CpuSet, str] = {}
         updates = [update(container.id, texts.setdefault(cpus, str(cpus))) for container, cpus in batch]
+        timeout_s = _ALONE_S if len(batch) == 1 else _TOGETHER_S
+        for container, cpus in batch:
+            container.pushing(cpus)
         try:
-            await push(updates, _ALONE_S if len(batch) == 1 else _TOGETHER_S)
+            await push(updates, timeout_s)
         except NriError as error:
             self._metrics.count_nri_push("error", len(batch))
             if error.code == Code.UNAVAILABLE:
                 # All is told anew when the runtime is back. Until that is known, do not try in a loop.
                 await asyncio.sleep(_FIRST_RETRY_S)
             elif len(batch) == 1:
-                self._failed(*batch[0], error)
+                in_time = self._enforcement.now() - sent_at < _IN_TIME * timeout_s
+                self._failed(*batch[0], error, settled=in_time and error.code != Code.DEADLINE_EXCEEDED)
             else:
-                for one in batch:
-                    if self._enforcement.known and self._enforcement.containers.get(one[0].id) is one[0]:
-                        await self._push(push, [one])
+                await self._push_each(push, [container for container, _ in batch])
             return
         now = self._enforcement.now()
         self._metrics.count_nri_push("success", len(batch))
@@ -164,19 +172,23 @@ class Pushes:
                 _log.info("a container could be moved after all", extra=fields(container=container, cpus=cpus))
             container.pushed(cpus, sent_at, before, now)
         _log.debug("pushed", extra=fields(containers=len(batch), seconds=round(now - sent_at, 3)))
-        self._tell()
+        self._enforcement.moved()
 
-    def _failed(self, container: Container, cpus: CpuSet, error: NriError) -> None:
+    async def _push_each(self, push: Push, containers: Sequence[Container]) -> None:
+        """Push alone what could not be pushed together."""
+        for container in containers:
+            pool = self._enforcement.pool.current(self._enforcement.now())
+            wanted = self._enforcement.pool.wanted(container, pool)
+            if self._enforcement.known and self._enforcement.containers.get(container.id) is container and wanted:
+                await self._push(push, [(container, wanted)])
+
+    def _failed(self, container: Container, cpus: CpuSet, error: NriError, *, settled: bool) -> None:
         if not container.fault:
             _log.error(
                 "a container cannot be given its CPUs",
                 extra=fields(container=container, id=container.id, cpus=cpus, reason=error),
             )
-        container.push_failed(cpus, str(error), self._enforcement.now(), retry_s=_FIRST_RETRY_S)
-        self._tell()
-
-    def _tell(self) -> None:
-        self._metrics.set_unmovable_containers(sum(1 for container in self._enforcement.containers if container.fault))
+        container.push_failed(str(error), self._enforcement.now(), retry_s=_FIRST_RETRY_S, settled=settled)
         self._enforcement.moved()
 
     async def _until(self, at: float | None) -> None:
