@@ -3,7 +3,9 @@
 
 A container that uses a claim gets all of its CPUs. So requests of one claim that take CPUs of the same device by the
 same policy are placed as one block, which is then divided among them: nothing that is placed one after another can lie
-closer together. Blocks of different policies follow one another, those that can use the fewest CPUs first.
+closer together. Blocks of different policies follow one another, those that can use the fewest CPUs first. Where that
+leaves one without what it needs, the requests are placed one by one: up to four in every order, more of them in a few,
+because nothing else can happen while this is tried.
 
 The same claim on the same free CPUs gets the same CPUs, whatever the order of its results.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice, permutations
+from itertools import groupby, permutations
 from typing import Any, Final
 
 from driver.allocators import Choice, Holders, find_device
@@ -31,7 +33,7 @@ __all__ = ["CpuManagerAllocator"]
 
 _Divided = dict[str, CpuSet]  # CPUs by request
 
-_MOST_ORDERS: Final = 24  # all of four requests
+_MOST_PERMUTED: Final = 4
 _POLICY_FIELDS: Final = {"spread": "spread", "fullCores": "full_cores", "numa": "numa", "coreType": "core_type"}
 
 
@@ -178,14 +180,19 @@ class CpuManagerAllocator:
         if len(demands) > 1:
             # Whole cores of a block need not be whole cores of its parts; and what one demand takes may be the only
             # type of core that another can use, or the only core of one thread.
-            orders = islice(permutations(ordered), _MOST_ORDERS)
-            ways += [[[demand] for demand in order] for order in (*orders, sorted(demands, key=_core_types_first))]
+            orders = [ordered, sorted(demands, key=_core_types_first), ordered[::-1]]
+            if len(ordered) <= _MOST_PERMUTED:
+                orders = [list(order) for order in permutations(ordered)]
+            ways += [[[demand] for demand in order] for order in orders]
         misfits = []
         for blocks in ways:
             try:
                 return self._place_blocks(blocks, free)
             except _MisfitError as misfit:
                 misfits.append(misfit)
+        # Rather blame a request that would fit nowhere than one that came too late.
+        for demand in ordered:
+            self._place_one(demand, demand.cpus, free)
         raise misfits[-1]
 
     def _place_blocks(self, blocks: Iterable[Sequence[_Demand]], free: CpuSet) -> _Divided:

@@ -17,6 +17,7 @@ from driver.devices import DeviceModel, build_devices
 from driver.errors import ClaimError, ClaimPendingError
 from driver.names import ClaimUID, claim_uid
 from fastcpu import CpuSet
+from fastcpu.placement import Placer, Policy
 from fastcpu.pool import CpuPool
 from fastcpu.topology import EFFICIENCY, PERFORMANCE, Topology
 
@@ -250,6 +251,28 @@ def test_a_request_for_any_core_leaves_those_that_another_needs() -> None:
     configs = [wish("any", fullCores="require"), wish("fast", coreType="p-core")]
     choice = node.choose(claim(*results, configs=configs))
     assert choice.by_request == {"any": CpuSet([4, 5]), "fast": CpuSet([0, 1])}
+
+
+class CountingPlacer:
+    """Counts how often CPUs are looked for."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.calls = 0
+        self._placer = Placer(topology)
+
+    def place(self, free: CpuSet, n: int, policy: Policy) -> CpuSet:
+        self.calls += 1
+        return self._placer.place(free, n, policy)
+
+
+def test_a_claim_that_cannot_be_is_not_tried_for_ever() -> None:
+    """Nothing else happens on the node meanwhile."""
+    node = Node(reserved="", topology=hybrid())
+    placer = node.allocator._placer = CountingPlacer(node.topology)  # type: ignore[assignment]
+    results = [result(cpus=1, request=f"r{number}") for number in range(7)]
+    configs = [wish(fullCores="require"), wish("r6", coreType="p-core")]
+    assert "no whole p-cores have that many threads" in node.refusal(claim(*results, configs=configs))
+    assert placer.calls < 100
 
 
 # Refusals.
