@@ -369,10 +369,10 @@ def big_container():
 def floods():
     """Yield for each flood its name, what is sent first, what is sent over and over, and how often."""
     big = b"x" * (4 * wire.MIB)
-    yield "strangers", b"", wire.frame(9, big), 32
-    yield "one message without end", wire.frame(1, wire.header(2**32 - 1, 1)), wire.frame(1, big), 32
-    yield "messages that never end", b"", wire.frame(1, wire.header(4 * wire.MIB, 1) + big[:-1]), 32
-    yield "answers to nobody", b"", wire.frame(2, wire.message(2, big[:-10], wire.RESPONSE)), 32
+    yield "strangers", b"", wire.frame(9, big), 16
+    yield "one message without end", wire.frame(1, wire.header(2**32 - 1, 1)), wire.frame(1, big), 16
+    yield "messages that never end", b"", wire.frame(1, wire.header(4 * wire.MIB, 1) + big[:-1]), 16
+    yield "answers to nobody", b"", wire.frame(2, wire.message(2, big[:-10], wire.RESPONSE)), 16
     tiny = b"".join(wire.frame(1, wire.message(2)) for _ in range(2000))
     yield "calls whose answers are not read", b"", tiny, 200
 
@@ -406,14 +406,15 @@ async def flood(child, runtime):
         assert memory(child, "VmHWM") - before < 24, name
 
     reader, writer = await runtime.accept()
-    writer.write(wire.frame(1, wire.request(1, "Configure")) + wire.frame(1, wire.request(3, "Synchronize")))
+    patient = nri.ConfigureRequest(request_timeout=3_600_000)
+    writer.write(wire.frame(1, wire.request(1, "Configure", patient)) + wire.frame(1, wire.request(3, "Synchronize")))
     for _ in range(3):  # the registration, and two answers
         await wire.read_message(reader)
     request = big_container()
-    for number in range(20):
+    for number in range(12):
         writer.write(wire.frame(1, wire.request(2 * number + 5, "CreateContainer", request)))
         await writer.drain()
-    refused = [await wire.read_message(reader) for _ in range(16)]
+    refused = [await wire.read_message(reader) for _ in range(8)]
     assert {answer.status.code for *_, answer in refused} == {Code.RESOURCE_EXHAUSTED}
     writer.close()
     await runtime.accept()
