@@ -40,8 +40,8 @@ cdef void close_arena(Arena *arena) noexcept nogil
 # Memory for n_bytes, aligned for any type here; NULL if there is none.
 cdef void *allocate(Arena *arena, Py_ssize_t n_bytes) noexcept nogil
 
-# The stages of one or more parties, one more than there are; the first has the costs of low … high CPUs, of which low is
-# above 0. NULL: no memory.
+# The stages of one or more parties, one more than there are; the first has the costs of low … high CPUs (low is not 0).
+# NULL: no memory.
 cdef Stage *apportion(Arena *arena, const Party *parties, Py_ssize_t n_parties,
                       Py_ssize_t low, Py_ssize_t high) noexcept nogil
 

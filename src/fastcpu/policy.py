@@ -24,14 +24,17 @@ class Policy:
     ----------
     spread : {"none", "cores"}
         ``cores``: one thread of each core where possible. Where there are fewer cores than CPUs asked for, no core
-        gives a further thread before all of them have given as many as they can.
+        gives a third thread before all others have given their second one, and so on.
     full_cores : {"prefer", "require"}
         ``require``: nothing but whole cores, each with all its online threads. There is nothing left to spread then.
     numa : {"pack", "distribute"}
-        ``distribute``: as evenly as possible over all NUMA nodes that have CPUs to give.
+        ``distribute``: as evenly as possible over all NUMA nodes that have CPUs to give. Each node gives equally many
+        or one more, or all that it has: 15 CPUs of two nodes are 7 and 8. (With whole cores it is one core more; where
+        cores differ in size it is as near to that as their sizes allow.) The other criteria decide which nodes give
+        more.
     core_type : {"any", "p-core", "e-core"}
-        ``any``: cores of one type where one has enough; performance cores first, efficiency cores last. The others
-        mean exactly that type, which a machine with one type of core (``standard``) does not have.
+        ``any``: cores of one type if one has enough; performance cores first, efficiency cores last. Otherwise only
+        this type, which a machine whose cores are all ``standard`` does not have.
 
     Raises
     ------

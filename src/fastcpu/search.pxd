@@ -62,7 +62,7 @@ cdef struct Search:
     const uint64_t *free        # words; no CPU beyond them is free
     Py_ssize_t n_words
     Wishes wishes
-    Py_ssize_t layers           # most CPUs of a core to take; each core that can gives all but one of them. 0: no such rule
+    Py_ssize_t layers           # most CPUs of a core; each gives one fewer at least, if it has them. 0: no such rule
     Py_ssize_t core_size        # CPUs of each usable core if only whole cores are taken and all have as many, else 0
     Py_ssize_t n_usable         # CPUs that the wishes allow to take
     Py_ssize_t *n_free          # of each core

@@ -13,7 +13,7 @@ one party: of k CPUs taken from them the first ones give all that they have and 
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
-from fastcpu.apportion cimport IMPOSSIBLE, Arena, Party, Stage, allocate, apportion, close_arena, open_arena, share
+from fastcpu.apportion cimport IMPOSSIBLE, Party, allocate, apportion, close_arena, open_arena, share
 from fastcpu.bits cimport test_bit, trailing_zeros
 
 cdef extern from "Python.h":
