@@ -166,9 +166,10 @@ async def _serve(config: Config) -> None:
         if guard is not None:
             # Before any spec names it.
             await guard.put_in_place()
-            stack.callback(asyncio.create_task(guard.keep_in_place()).cancel)
         await _restore_patiently(preparer, health)
         tasks = await stack.enter_async_context(_Tasks())
+        if guard is not None:
+            tasks.start(guard.keep_in_place())
         if runtime_side is not None:
             tasks.start(runtime_side.run())
             tasks.start(orphans.run())
