@@ -135,7 +135,7 @@ class Cri:
             metadata=cri.ContainerMetadata(name=name, attempt=attempt),
             image=cri.ImageSpec(image=IMAGE),
             command=command,
-            envs=[cri.KeyValue(key=key, value=value) for key, value in (env or {}).items()],
+            envs=[cri.KeyValue(key=key, value=value.encode()) for key, value in (env or {}).items()],
             linux=cri.LinuxContainerConfig(
                 resources=cri.LinuxContainerResources(cpu_shares=2),
                 security_context=cri.LinuxContainerSecurityContext(namespace_options=namespaces),

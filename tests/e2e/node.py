@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from driver.sandbox.clusterbox import ClusterBox, free_port
 from driver.sandbox.driverprocess import DriverProcess
 from driver.sandbox.kinds import RESOURCE_CLAIMS
 from driver.sandbox.kubelet import ClaimName
-from driver.sandbox.offers import Offer, allocated_claim, read_offers
+from driver.sandbox.offers import allocated_claim, read_offers
 from e2e import kernel
 from e2e.containerd import Containerd
 from e2e.cri import Cri, CriError, Pod
@@ -25,6 +25,10 @@ from fastcpu import CpuSet
 
 # Waited for is mostly what takes milliseconds; the machine may be busy with more than this.
 PATIENCE_S = 30.0
+
+# Two CPUs are enough, one for a claim and one for all others; what else there is the driver reserves.
+MANAGED = CpuSet.parse("0-1")
+EVERYTHING = CpuSet.parse(Path("/sys/devices/system/cpu/online").read_text().strip())
 
 
 class Node:
@@ -45,7 +49,6 @@ class Node:
         self.containerd = containerd
         self.cri = cri
         self.driver: DriverProcess
-        self._offer: Offer
         self._url = ""
         self._names = itertools.count(1)
 
@@ -66,27 +69,59 @@ class Node:
 
     # The driver
 
-    async def start_driver(self, *flags: str, reserved: str = "", wait: bool = True) -> DriverProcess:
-        """Start a driver and unless told otherwise wait until it has published, and enforces."""
+    async def start_driver(
+        self, *flags: str, managed: CpuSet = MANAGED, of: CpuSet = EVERYTHING
+    ) -> DriverProcess:
+        """Start a driver, and wait until it has published what there is, and enforces.
+
+        Parameters
+        ----------
+        *flags : str
+            Further flags.
+        managed : CpuSet
+            The CPUs that are not reserved.
+        of : CpuSet
+            All CPUs, where the machine is not the real one.
+        """
         address = f"127.0.0.1:{free_port()}"
         self._url = f"http://{address}"
-        settings = {"reservedCPUs": reserved} if reserved else {}
+        settings = {"reservedCPUs": str(of - managed), "groupBy": "machine"}
         own = (f"--bind-address={address}", f"--nri-socket={self.containerd.nri_socket}", *flags)
         self.driver = await self.box.start_driver(settings, own)
-        if wait:
-            _, slices = await self.box.wait_ready(self.driver)
-            [self._offer] = read_offers(slices)
-            await self.wait_ready()
+        if managed:
+            await self.box.wait_ready(self.driver)
+        await self.wait_ready()
         return self.driver
+
+    async def restart_driver(self, *flags: str) -> None:
+        """Kill the driver as the kernel would, and start another."""
+        await self.driver.kill9()
+        await self.start_driver(*flags)
 
     async def wait_ready(self) -> None:
         """Wait until the driver says that it is ready: connected to the runtime too."""
         await self.until(self._is_ready, "the driver is ready")
 
+    async def is_not_ready(self) -> bool:
+        """Tell whether the driver says that something is missing."""
+        return (await self.readiness())[0] == 503
+
+    async def is_connected_again(self) -> bool:
+        """Tell whether the driver is ready, and had lost the runtime before."""
+        return await self._is_ready() and (await self.metrics())["nri_reconnects_total"] >= 1
+
     async def readiness(self) -> tuple[int, str]:
         """Return what the driver says of its readiness."""
         async with aiohttp.ClientSession() as session, session.get(f"{self._url}/readyz") as answer:
             return answer.status, await answer.text()
+
+    async def wait_logged(self, text: str) -> None:
+        """Wait until a driver has logged something."""
+
+        async def logged() -> bool:
+            return text in self.driver.log
+
+        await self.until(logged, f"{text!r} in the driver's log")
 
     async def metrics(self) -> dict[str, float]:
         """Return all metrics by name and labels as they are written, without their common prefix."""
@@ -101,7 +136,8 @@ class Node:
         """Put a claim into the API server that is allocated some CPUs and reserved for some pods."""
         count = len(CpuSet.parse(cpus))
         name = f"claim-{next(self._names)}"
-        body = allocated_claim(name, self._offer, cpus, count, reserved_for=[pod.reference for pod in pods])
+        [offer] = read_offers(self.box.complete_slices())
+        body = allocated_claim(name, offer, cpus, count, reserved_for=[pod.reference for pod in pods])
         metadata = self.box.api.put(RESOURCE_CLAIMS, body)["metadata"]
         return ClaimName(namespace="default", name=name, uid=metadata["uid"])
 
@@ -148,6 +184,15 @@ class Node:
             return str(error)
         raise AssertionError("the container was started")
 
+    async def run_unnoticed(self, pod: Pod, name: str, **how: object) -> str:
+        """Run a container while no driver is there, and return its id."""
+        try:
+            return await self.cri.run(pod, name, **how)
+        except CriError as error:
+            # With the first creation the runtime may notice that a validator is gone; then it forgets it.
+            assert "validator" in str(error)
+        return await self.cri.run(pod, name, **{**how, "attempt": 1})
+
     # What the kernel says
 
     async def cpus(self, container: str) -> str:
@@ -189,7 +234,3 @@ class Node:
         if hasattr(self, "driver"):
             self.driver.send_signal(signal.SIGCONT)
 
-
-def together(*names: Sequence[str]) -> tuple[str, ...]:
-    """Return the CDI devices of several claims."""
-    return tuple(device for devices in names for device in devices)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No container with a claim runs anywhere else, whatever has become of the driver.
+
+A runtime goes on without a plugin that is dead, hung or late. Where the driver is a validator, the creation in which the
+runtime notices fails; every later one is left to the start guard.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from driver.sandbox.machine import MachineShape, write_machine
+from e2e.cri import CriError
+from e2e.node import EVERYTHING
+from fastcpu import CpuSet
+
+pytestmark = pytest.mark.filterwarnings("default::ResourceWarning")
+
+REFUSED = "dracpu"
+
+
+async def refused(node, pod, name, devices):
+    """Create and start a container of claims until the start guard refuses it, and return the errors on the way."""
+    errors = []
+    for attempt in range(2, 6):
+        try:
+            container = await node.cri.create(pod, name, cdi=devices, attempt=attempt)
+        except CriError as error:
+            assert "validator" in str(error)
+            errors.append(str(error))
+            continue
+        errors.append(await node.why_not_started(container))
+        assert await node.cri.wait_ended(container) == 128
+        await node.cri.remove(container)
+        return errors
+    raise AssertionError(f"the runtime refuses all by itself: {errors}")
+
+
+def guard_says(error, allowed):
+    """Check that an error of the runtime ends with one line of the guard that names both sets."""
+    assert f"{EVERYTHING}" in error
+    assert f"{allowed}" in error
+    assert "start-guard" in error or "start guard" in error
+    return True
+
+
+async def test_driver_killed(node):
+    await node.start_driver()
+    shared = await node.cri.run(await node.pod(), "main")
+    pod = await node.pod()
+    devices = await node.prepare(node.add_claim("1", pod))
+    running = await node.cri.run(pod, "running", cdi=devices)
+    await node.driver.kill9()
+    for _ in range(2):
+        assert guard_says((await refused(node, pod, "main", devices))[-1], "1")
+    assert [await node.cpus(running), await node.cpus(shared)] == ["1", "0"]
+    await node.start_driver()
+    assert await node.cpus(await node.cri.run(pod, "main", cdi=devices)) == "1"
+
+
+async def test_driver_stopped(node):
+    await node.start_driver()
+    pod = await node.pod()
+    devices = await node.prepare(node.add_claim("1", pod))
+    node.driver.send_signal(signal.SIGSTOP)
+    errors = await refused(node, pod, "main", devices)
+    assert len(errors) == 2, "the creation in which the answer came too late was not refused"
+    assert guard_says(errors[-1], "1")
+    node.driver.send_signal(signal.SIGCONT)
+    await node.until(node.is_connected_again, "the driver has been connected again")
+    assert await node.cpus(await node.cri.run(pod, "main", cdi=devices)) == "1"
+
+
+async def test_two_claims_in_one_container(node, tmp_path):
+    # With the CPUs of this machine alone, two claims could leave nothing that the guard might refuse.
+    cpus = max(EVERYTHING) + 3
+    node.box.sysfs_root = write_machine(
+        tmp_path / "sys", MachineShape(sockets=1, numa_nodes=1, cpus=cpus, threads_per_core=1)
+    )
+    absent = cpus - 1
+    await node.start_driver(managed=CpuSet([1, absent]), of=CpuSet(range(cpus)))
+    pod = await node.pod()
+    devices = [device for held in ("1", absent) for device in await node.prepare(node.add_claim(str(held), pod))]
+    await node.driver.kill9()
+    assert guard_says((await refused(node, pod, "main", devices))[-1], f"1,{absent}")
+    assert guard_says((await refused(node, pod, "one", devices[:1]))[-1], "1")
+
+
+async def test_claim_of_a_driver_without_a_guard(node):
+    await node.start_driver("--start-guard=false")
+    pod = await node.pod()
+    claim = node.add_claim("1", pod)
+    devices = await node.prepare(claim)
+    running = await node.cri.run(pod, "running", cdi=devices)
+    # Before the upgrade nothing helps a claim whose driver is dead, which is why there is a guard.
+    await node.driver.kill9()
+    stray = await node.run_unnoticed(pod, "stray", cdi=devices)
+    assert await node.cpus(stray) == str(EVERYTHING)
+
+    await node.start_driver()
+    await node.wait_cpus(stray, "1")
+    assert await node.cpus(running) == "1"
+    later = node.add_claim("0", pod)
+    later_devices = await node.prepare(later)
+    await node.driver.kill9()
+    assert guard_says((await refused(node, pod, "main", devices))[-1], "1")
+    assert guard_says((await refused(node, pod, "other", later_devices))[-1], "0")
+    await node.start_driver()
+    assert await node.cpus(await node.cri.run(pod, "main", cdi=devices)) == "1"
+
+
+async def test_claim_that_dra_driver_cpu_prepared(node):
+    claim_uid = "2b1f7a52-60a5-4b49-8f0e-4a40f3e9b2d7"
+    spec = {
+        "cdiVersion": "0.8.0",
+        "kind": "dra.k8s.io/cpu",
+        "devices": [{"name": f"claim-{claim_uid}", "containerEdits": {"env": [f"DRA_CPUSET_{claim_uid}=1"]}}],
+    }
+    path = node.box.cdi_dir / f"dra.k8s.io-cpu_claim-{claim_uid}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(spec))
+    temporary.rename(path)
+    devices = [f"dra.k8s.io/cpu=claim-{claim_uid}"]
+    pod = await node.pod()
+    await node.start_driver()
+    container = await node.cri.run(pod, "main", cdi=devices)
+    assert await node.cpus(container) == "1"
+    assert await node.cpus(await node.cri.run(await node.pod(), "main")) == "0"
+    await node.driver.kill9()
+    assert guard_says((await refused(node, pod, "other", devices))[-1], "1")
+
+
+async def test_guard_of_another_version(node):
+    await node.start_driver()
+    pod = await node.pod()
+    devices = await node.prepare(node.add_claim("1", pod))
+    await node.driver.kill9()
+    # An older one that lets everything in, in use while it is replaced.
+    guard = node.box.kubelet.plugins_dir / "dra.cpu/start-guard"
+    older = guard.with_name("older")
+    older.write_text("#!/bin/sh\nexit 0\n")
+    older.chmod(0o755)
+    older.replace(guard)
+    stray = await node.run_unnoticed(pod, "stray", cdi=devices)
+    assert await node.cpus(stray) == str(EVERYTHING)
+    await node.cri.stop(stray)
+    await node.start_driver()
+    await node.driver.kill9()
+    assert guard_says((await refused(node, pod, "main", devices))[-1], "1")
+
+
+async def test_guard_uninstalled(node):
+    await node.start_driver()
+    pod = await node.pod()
+    devices = await node.prepare(node.add_claim("1", pod))
+    guard = node.box.kubelet.plugins_dir / "dra.cpu/start-guard"
+    os.unlink(guard)
+    container = await node.cri.create(pod, "main", cdi=devices)
+    assert str(guard) in await node.why_not_started(container)
