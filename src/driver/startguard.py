@@ -223,7 +223,7 @@ class StartGuard:
 
     def _test(self, folder: Path) -> None:
         """Let the program judge this process, in a bundle of its own: once as a good container, once as a bad one."""
-        used = os.sched_getaffinity(0)
+        used = os.sched_getaffinity(os.getpid())
         good = CpuSet(range(_MOST_CPUS))
         bad = CpuSet([next(cpu for cpu in range(_MOST_CPUS) if cpu not in used)])
         status, line = self._judge(folder, good)

@@ -150,9 +150,9 @@ static bool check(int count, char **arguments, struct refusal *refusal)
     cpus_format(&affinity, affinity_text);
     cpus_format(&allowed, allowed_text);
     return refuse(refusal,
-                  "the container would run on CPUs %s, but its claims allow CPUs %s only: it was not pinned, since the "
-                  "driver dra.cpu is down, hung or late; check the driver's pod on this node, then let the container "
-                  "start again",
+                  "the container would run on CPUs %s, but its claims allow CPUs %s only: it was not pinned, most likely "
+                  "since the driver dra.cpu is down, hung or late; check the driver's pod on this node, then let the "
+                  "container start again",
                   affinity_text, allowed_text);
 }
 

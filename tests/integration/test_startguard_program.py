@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from driver.startguard import shipped_program
+from fastcpu import CpuSet
 
 # The sanitizers bring a program of their own.
 PROGRAM = Path(os.environ.get("START_GUARD_PROGRAM") or shipped_program())
@@ -103,9 +105,9 @@ def runtime(tmp_path: Path, process: subprocess.Popen[bytes]) -> Runtime:
 def not_pinned_to(cpulist: str) -> str:
     """Return what the guard says of a process on our first CPU."""
     return (
-        f"the container would run on CPUs {ONE}, but its claims allow CPUs {cpulist} only: it was not pinned, since "
-        "the driver dra.cpu is down, hung or late; check the driver's pod on this node, then let the container start "
-        "again"
+        f"the container would run on CPUs {ONE}, but its claims allow CPUs {cpulist} only: it was not pinned, most "
+        "likely since the driver dra.cpu is down, hung or late; check the driver's pod on this node, then let the "
+        "container start again"
     )
 
 
@@ -154,6 +156,18 @@ def test_a_container_of_two_claims_has_the_cpus_of_both(runtime):
     third = runtime.hook("8000-8191", OTHER_UID)
     refusal = runtime.run(runtime.config(runtime.hook(first), third), arguments=runtime.arguments(first))
     assert f"claims allow CPUs {first},8000-8191 only" in refusal
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_lists_as_the_driver_writes_them(runtime, seed):
+    generator = random.Random(seed)
+    cpus = CpuSet(generator.sample(range(8192), generator.choice([1, 3, 1000, 8000]))) | CpuSet([CPUS[0]])
+    assert runtime.run(runtime.config(runtime.hook(str(cpus))), arguments=runtime.arguments(str(cpus))) == ""
+    rest = str(cpus - CpuSet([CPUS[0]])) or NOT_OURS
+    refusal = runtime.run(runtime.config(runtime.hook(rest)), arguments=runtime.arguments(rest))
+    told = refusal.partition("claims allow CPUs ")[2].partition(" only")[0]
+    assert rest.startswith(told.partition(",...")[0])
+    assert told in (rest, f"{told.partition(',...')[0]},... ({len(CpuSet.parse(rest))} CPUs)")
 
 
 def test_nothing_but_guard_hooks_allows_cpus(runtime, tmp_path):
