@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one-node cluster: an API server, a kubelet and a machine in one folder, and driver processes beside them."""
+"""The one-node cluster: API server, kubelet, container runtime and machine in one folder, driver processes beside."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ from driver.config import MAX_SOCKET_PATH_BYTES
 from driver.names import CDI_KIND, CPUSET_VARIABLE_PREFIX, DRIVER_NAME
 from driver.sandbox.apiserver import ApiServer
 from driver.sandbox.apistatus import JsonObject
+from driver.sandbox.cdidevices import CdiDevices
 from driver.sandbox.driverprocess import DriverProcess
+from driver.sandbox.guardmodel import run_guard_hooks
 from driver.sandbox.kinds import DEVICE_CLASSES, NODES, RESOURCE_SLICES
 from driver.sandbox.kubelet import Kubelet
 from driver.sandbox.machine import MachineShape, write_machine
 from driver.sandbox.plugins import KubeletError, Plugin
+from driver.sandbox.runtime import ContainerRuntime
 from fastcpu.cpuset import CpuSet
+from fastcpu.sysfs import read_topology
 
 # What of a socket's path comes after the box's folder, with room to spare.
 _PATH_RESERVE: Final = 60
@@ -56,6 +60,8 @@ class ClusterBox:
         Holds all of it; short enough for socket paths.
     api : ApiServer
     kubelet : Kubelet
+    runtime : ContainerRuntime
+        Valid once the box is entered.
     sysfs_root, cdi_dir, kubeconfig : Path
     published_at : float
         `time.monotonic()` of when `wait_published` last saw all slices.
@@ -81,6 +87,7 @@ class ClusterBox:
         self.kubeconfig = self.folder / "kubeconfig"
         self.sysfs_root = self.folder / "sys" if sysfs_root is None else sysfs_root
         self._generated = shape if sysfs_root is not None or shape is not None else MachineShape()
+        self.runtime: ContainerRuntime
         self.published_at = 0.0
         self._stack = AsyncExitStack()
 
@@ -96,6 +103,13 @@ class ClusterBox:
             selector = {"cel": {"expression": f'device.driver == "{DRIVER_NAME}"'}}
             self.api.create(DEVICE_CLASSES, {"metadata": {"name": DRIVER_NAME}, "spec": {"selectors": [selector]}})
             await stack.enter_async_context(self.kubelet)
+            self.runtime = ContainerRuntime(
+                self.folder / "nri.sock",
+                online=read_topology(self.sysfs_root).online,
+                inject=CdiDevices(self.cdi_dir).inject,
+                run_hooks=run_guard_hooks,
+            )
+            await stack.enter_async_context(self.runtime)
             self._stack = stack.pop_all()
         return self
 
@@ -115,7 +129,7 @@ class ClusterBox:
         settings : mapping of str to object, optional
             Keys of the configuration file; `allocator: external` and the node's name are added.
         flags : sequence of str
-            Further flags; the later one of two wins.
+            Further flags; the later one of two wins. With `--nri-socket=` it has no container runtime.
         environment : mapping of str to str, optional
             Added to the process's environment.
         """
@@ -129,7 +143,7 @@ class ClusterBox:
             f"--cdi-dir={self.cdi_dir}",
             f"--sysfs-root={self.sysfs_root}",
             f"--bind-address=127.0.0.1:{free_port()}",
-            "--nri-socket=",
+            self._nri_flag,
             *flags,
         ]
         process = DriverProcess(arguments, self.folder / "driver.log", environment)
@@ -138,7 +152,7 @@ class ClusterBox:
         return process
 
     async def wait_ready(self, process: DriverProcess, timeout_s: float = 60.0) -> tuple[Plugin, list[JsonObject]]:
-        """Wait until a driver is registered and has published, and return its plugin and its slices.
+        """Wait until a driver has registered, published and met the runtime; return its plugin and its slices.
 
         Raises
         ------
@@ -149,19 +163,31 @@ class ClusterBox:
         ready = asyncio.gather(
             self.kubelet.wait_registered(DRIVER_NAME, timeout_s, since=process.started_at),
             self.wait_published(timeout_s),
+            self._wait_connected(process, timeout_s),
         )
         try:
             await asyncio.wait((ended, ready), return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
-                return ready.result()
+                plugin, slices, _ = ready.result()
+                return plugin, slices
             raise KubeletError(f"the driver ended with status {ended.result()}")
         except (KubeletError, TimeoutError) as error:
             tail = "\n".join(process.log.splitlines()[-_SHOWN_LOG_LINES:])
-            raise KubeletError(f"the driver is not ready: {error or 'no slices'}\n{tail}") from error
+            raise KubeletError(f"the driver is not ready: {error or 'no slices or no runtime'}\n{tail}") from error
         finally:
             for waiting in (ended, ready):
                 waiting.cancel()
             await asyncio.gather(ended, ready, return_exceptions=True)
+
+    async def _wait_connected(self, process: DriverProcess, timeout_s: float) -> None:
+        flags = [argument for argument in process.arguments if argument.startswith("--nri-socket=")]
+        if flags[-1] == self._nri_flag:
+            async with asyncio.timeout(timeout_s):
+                await self.runtime.synchronized()
+
+    @property
+    def _nri_flag(self) -> str:
+        return f"--nri-socket={self.runtime.socket_path}"
 
     async def wait_published(self, timeout_s: float = 30.0) -> list[JsonObject]:
         """Wait until all slices of the driver's pool are there, and return them in order of their names.

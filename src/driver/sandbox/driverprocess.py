@@ -30,6 +30,7 @@ class DriverProcess:
 
     Attributes
     ----------
+    arguments : tuple of str
     log_path : Path
     started_at : float
         `time.monotonic()` just before the start.
@@ -38,7 +39,7 @@ class DriverProcess:
     def __init__(self, arguments: Sequence[str], log_path: Path, environment: Mapping[str, str] | None = None) -> None:
         self.log_path = log_path
         self.started_at = 0.0
-        self._arguments = tuple(arguments)
+        self.arguments = tuple(arguments)
         self._environment = dict(environment or {})
         self._process: asyncio.subprocess.Process | None = None
 
@@ -50,7 +51,7 @@ class DriverProcess:
                 sys.executable,
                 "-m",
                 "driver",
-                *self._arguments,
+                *self.arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
