@@ -8,11 +8,11 @@ TTRPC := %/ttrpc.proto %/nri_v1alpha1.proto
 INSTALL := $(BIN)/pip install --quiet --no-build-isolation
 
 .DEFAULT_GOAL := help
-.PHONY: help dev build demo test lint format bench sanitize package protos clean
+.PHONY: help dev build demo test e2e lint format bench sanitize package protos clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/dependencies: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -30,8 +30,11 @@ build: $(VENV)/installed ## compile the extension modules that changed
 demo: build ## show the driver at work on a machine in a box
 	$(BIN)/dracpu demo
 
-test: build ## run all tests
+test: build ## run the tests
 	$(BIN)/python -m pytest
+
+e2e: build ## run the driver with a real containerd, runc and kernel; needs root
+	$(BIN)/python -m pytest tests/e2e
 
 lint: build ## check style, types, stubs, layers and spelling
 	$(BIN)/ruff check

@@ -22,12 +22,23 @@ def pytest_sessionstart() -> None:
 
 
 @pytest.fixture(scope="session")
-def current_containerd() -> Path:
-    """The programs of the containerd that most tests use."""
+def clean_machine() -> None:
+    """Nothing is left of earlier runs, however they have ended."""
     from e2e.containerd import remove_leftovers
 
     remove_leftovers()
+
+
+@pytest.fixture(scope="session")
+def current_containerd(clean_machine: None) -> Path:
+    """The programs of the containerd that most tests use."""
     return programs.build(programs.CONTAINERD)
+
+
+@pytest.fixture(scope="session")
+def older_containerd(clean_machine: None) -> Path:
+    """The programs of a containerd of an older line."""
+    return programs.build(programs.CONTAINERD_OLD)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -284,13 +284,3 @@ def _shim_sockets(folder: Path) -> Iterator[Path]:
     for path in folder.glob("state/io.containerd.runtime.v2.task/*/*/bootstrap.json"):
         with suppress(OSError, ValueError, KeyError):
             yield Path(json.loads(path.read_bytes())["address"].removeprefix("unix://"))
-
-
-def required_plugins(names: Collection[str]) -> str:
-    """Return the settings with which a containerd refuses containers while plugins of these names are not connected."""
-    listed = ", ".join(f'"{name}"' for name in names)
-    return f"""
-  [plugins.'io.containerd.nri.v1.nri'.default_validator]
-    enable = true
-    required_plugins = [{listed}]
-"""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -69,9 +69,7 @@ class Node:
 
     # The driver
 
-    async def start_driver(
-        self, *flags: str, managed: CpuSet = MANAGED, of: CpuSet = EVERYTHING
-    ) -> DriverProcess:
+    async def start_driver(self, *flags: str, managed: CpuSet = MANAGED, of: CpuSet = EVERYTHING) -> DriverProcess:
         """Start a driver, and wait until it has published what there is, and enforces.
 
         Parameters
@@ -164,9 +162,9 @@ class Node:
 
     # Pods
 
-    async def pod(self, name: str = "") -> Pod:
+    async def pod(self, name: str = "", *, annotations: Mapping[str, str] | None = None) -> Pod:
         """Start a pod without containers."""
-        return await self.cri.run_pod(name or f"pod-{next(self._names)}")
+        return await self.cri.run_pod(name or f"pod-{next(self._names)}", annotations=annotations)
 
     async def why_not_created(self, pod: Pod, name: str, **how: object) -> str:
         """Create a container that must be refused, and return why it was."""
@@ -212,9 +210,7 @@ class Node:
 
         await self.until(there, f"container {container} on CPUs {cpus}", timeout_s)
 
-    async def until(
-        self, condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = PATIENCE_S
-    ) -> None:
+    async def until(self, condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait for something that nobody tells."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -233,4 +229,3 @@ class Node:
         # A stopped process does not end when it is asked to.
         if hasattr(self, "driver"):
             self.driver.send_signal(signal.SIGCONT)
-

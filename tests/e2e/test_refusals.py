@@ -112,4 +112,3 @@ async def test_no_managed_cpus(node):
     assert await node.cpus(container) == str(EVERYTHING)
     await node.cri.update(container, cpus="1")
     assert await node.cpus(container) == "1"
-

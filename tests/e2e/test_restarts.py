@@ -35,7 +35,7 @@ async def test_driver_killed_and_started_again(node):
 
     await node.start_driver()
     await node.wait_cpus(stray, "0")
-    assert (await node.metrics())['corrected_containers_total{mode="shared"}'] >= 1
+    assert (await node.metrics())['nri_corrected_containers_total{cpu_allocation_mode="shared"}'] >= 1
     assert [await node.cpus(container) for container in (exclusive, created, shared)] == ["1", "1", "0"]
     # Created while nobody was there, started now: it must not start where it was created.
     await node.cri.start(moved)
