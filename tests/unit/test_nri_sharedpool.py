@@ -559,6 +559,22 @@ def test_a_retry_finds_what_was_moved_away_and_does_not_wait_for_the_back_off(mo
     assert "a" in model.claims
 
 
+def test_cpus_that_are_on_their_way_back_to_others_are_not_confirmed_to_a_claim(model):
+    one = run_container(model, "p")
+    model.unprepare(prepared(model, "a", "2-5"))
+    model.pass_time(0.3)
+    (push,) = model.pushes
+    model.apply_push(push)  # and not answered yet
+    assert one.kernel == "0-11"
+    work = model.prepare(make_claim("b", "2-5"))
+    assert not work.task.done()
+    model.answer_push(push)
+    assert not work.task.done()
+    model.answer_push(model.pushes[0])
+    assert work.task.done()
+    assert one.kernel == "0-1,6-11"
+
+
 def test_many_unprepares_make_few_pushes(model):
     one = run_container(model, "p")
     for cpu in range(1, CPUS):
@@ -641,6 +657,7 @@ class Enforced(RuleBasedStateMachine):
         super().__init__()
         self.model = Model()
         self.next_claim = 0
+        self.released = CpuSet()
 
     def teardown(self) -> None:
         self.model.settle()
@@ -726,19 +743,24 @@ class Enforced(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def prepare(self, data: st.DataObject) -> None:
-        free = list(self.model.ledger.pool.available)
-        if len(free) < 2:
+        free = self.model.ledger.pool.available
+        if self.released <= free and self.released and data.draw(st.booleans()):
+            chosen = self.released  # what the others are about to be given back
+        elif len(free) < 2:
             return
-        chosen = data.draw(st.lists(st.sampled_from(free), min_size=1, max_size=4, unique=True))
+        else:
+            chosen = CpuSet(data.draw(st.lists(st.sampled_from(list(free)), min_size=1, max_size=4, unique=True)))
         self.next_claim += 1
-        self.model.prepare(make_claim(f"a{self.next_claim}", str(CpuSet(chosen))))
+        self.model.prepare(make_claim(f"a{self.next_claim}", str(chosen)))
 
     @rule(data=st.data())
     def unprepare(self, data: st.DataObject) -> None:
         busy = {work.record.uid for work in self.model.work}
         found = sorted(set(self.model.claims) - busy)
         if found:
-            self.model.unprepare(self.model.claims[data.draw(st.sampled_from(found))])
+            record = self.model.claims[data.draw(st.sampled_from(found))]
+            self.released = record.cpus
+            self.model.unprepare(record)
 
     @rule(seconds=st.sampled_from([0.1, 0.3, 1.0, 4.0, 6.0, 30.0]))
     def pass_time(self, seconds: float) -> None:
