@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from nri_runtime import NriRuntime, RefusedError
 from prometheus_client import CollectorRegistry
 
 from driver.allocators import ExternalAllocator
@@ -33,6 +32,7 @@ from fastcpu import CpuSet
 from fastcpu.pool import CpuPool
 from fastcpu.sysfs import read_topology
 from fastcpu.topology import Topology
+from nri_runtime import NriRuntime, RefusedError
 
 NODE = "node-1"
 
