@@ -321,7 +321,7 @@ async def test_a_recorded_session_that_was_changed(caplog, number, changes, size
     assert len(asyncio.all_tasks()) == 1
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=300))
 async def test_payloads_that_are_garbage(data):
     replay = Replay()
@@ -377,9 +377,9 @@ def floods():
     yield "calls whose answers are not read", b"", tiny, 200
 
 
-async def test_no_flood_makes_the_driver_grow(tmp_path):
-    async with wire.RawRuntime(tmp_path / "nri.sock") as runtime:
-        child = await asyncio.create_subprocess_exec(sys.executable, CHILD, tmp_path / "nri.sock")
+async def test_no_flood_makes_the_driver_grow(short_tmp):
+    async with wire.RawRuntime(short_tmp / "nri.sock") as runtime:
+        child = await asyncio.create_subprocess_exec(sys.executable, CHILD, short_tmp / "nri.sock")
         try:
             await flood(child, runtime)
         finally:

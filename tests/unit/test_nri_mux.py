@@ -9,7 +9,7 @@ import socket
 import tracemalloc
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nri_wire as wire
@@ -31,6 +31,7 @@ def cut(data, places):
     return [data[start:end] for start, end in itertools.pairwise(edges)]
 
 
+@settings(deadline=None)
 @given(FRAMES, st.lists(st.integers(0, 1000), max_size=20))
 def test_streams_come_out_whole_wherever_the_bytes_were_cut(sent, places):
     reader = FrameReader()
@@ -91,7 +92,7 @@ async def pair():
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     reader, writer = await asyncio.open_unix_connection(sock=ours)
-    trunk = Trunk(reader, writer, write_timeout_s=0.05)
+    trunk = Trunk(reader, writer)
     yield trunk, theirs
     theirs.close()
     trunk.close("the test is over")
@@ -101,7 +102,9 @@ async def pair():
 async def receive(sock, size):
     received = b""
     while len(received) < size:
-        received += await asyncio.get_running_loop().sock_recv(sock, size - len(received))
+        part = await asyncio.get_running_loop().sock_recv(sock, size - len(received))
+        assert part
+        received += part
     return received
 
 
@@ -161,6 +164,7 @@ async def test_messages_of_many_tasks_do_not_mix(pair):
 
 async def test_a_side_that_does_not_read_loses_the_connection(pair):
     trunk, _ = pair
+    trunk._write_timeout_s = 0.05
     running = asyncio.create_task(trunk.run({}))
 
     trunk.write(1, b"0123456789", b"x" * wire.MIB)
