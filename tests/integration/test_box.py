@@ -122,7 +122,7 @@ async def test_a_box_leaves_nothing_behind():
 @pytest.fixture
 async def pods(cluster_box):
     """The box's worker for pods, quick to try again."""
-    workers = PodWorkers(cluster_box.api, cluster_box.kubelet, cluster_box.node_name, retry_s=0.05)
+    workers = PodWorkers(cluster_box.api, cluster_box.kubelet, cluster_box.runtime, cluster_box.node_name, retry_s=0.05)
     task = asyncio.create_task(workers.run())
     yield workers
     task.cancel()

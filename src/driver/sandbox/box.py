@@ -32,7 +32,9 @@ kubectl and every client of the Kubernetes API can use the kubeconfig:
 
 A claim of your own: create it, write its allocation as an external scheduler
 would, and let a pod on node {node} use it: the box's kubelet then has it
-prepared. Deleting the pod unprepares it. There is an example for this machine:
+prepared, and the box's container runtime creates the pod's containers. It tells
+here which CPUs each would run on: those of its claims, or, without a claim, all
+that no claim has. Deleting the pod unprepares its claims. An example:
 
   kubectl create -f {folder}/claim.yaml
   kubectl replace --subresource=status -f {folder}/claim.yaml
@@ -41,12 +43,14 @@ prepared. Deleting the pod unprepares it. There is an example for this machine:
   kubectl describe pod exclusive-cores   # its events tell what the driver said
   kubectl delete pod exclusive-cores
 
-What failed is tried again every {retry:g} s. There are no containers, no scheduler and
-no claim templates: bind pods by spec.nodeName or by pods/binding. The driver's
-sockets are real, its log and its CDI specs are files:
+What failed is tried again every {retry:g} s. Containers have no processes, and there are
+no scheduler and no claim templates: bind pods by spec.nodeName or pods/binding.
+The sockets of the driver and of the runtime, which speaks NRI, are real; the
+driver's log and its CDI specs are files:
 
   {dra_socket}
   {registration_socket}
+  {nri_socket}
   {log}
   {cdi}
 
@@ -94,12 +98,13 @@ async def _run(options: SandboxOptions, story: Story) -> int:
                 retry=_RETRY_S,
                 dra_socket=plugin.endpoint,
                 registration_socket=box.kubelet.registry_dir / f"{DRIVER_NAME}-reg.sock",
+                nri_socket=box.runtime.socket_path,
                 log=process.log_path,
                 cdi=box.cdi_dir,
             )
         )
         async with asyncio.TaskGroup() as group:
-            workers = PodWorkers(box.api, box.kubelet, box.node_name, retry_s=_RETRY_S, say=story.tell)
+            workers = PodWorkers(box.api, box.kubelet, box.runtime, box.node_name, retry_s=_RETRY_S, say=story.tell)
             working = group.create_task(workers.run())
             status = await process.wait(timeout_s=None)
             working.cancel()

@@ -52,7 +52,7 @@ class ClusterBox:
     wipe_after_s : float
         How long a driver may be without a connection before the kubelet deletes its slices.
     say : callable, optional
-        Called with one line for each thing that the kubelet does.
+        Called with one line for each thing that the kubelet or the container runtime does.
 
     Attributes
     ----------
@@ -86,6 +86,7 @@ class ClusterBox:
         self.cdi_dir = self.folder / "cdi"
         self.kubeconfig = self.folder / "kubeconfig"
         self.sysfs_root = self.folder / "sys" if sysfs_root is None else sysfs_root
+        self._say = say
         self._generated = shape if sysfs_root is not None or shape is not None else MachineShape()
         self.runtime: ContainerRuntime
         self.published_at = 0.0
@@ -108,6 +109,7 @@ class ClusterBox:
                 online=read_topology(self.sysfs_root).online,
                 inject=CdiDevices(self.cdi_dir).inject,
                 run_hooks=run_guard_hooks,
+                say=self._say,
             )
             await stack.enter_async_context(self.runtime)
             self._stack = stack.pop_all()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a kubelet does for pods with claims, and the little of the controllers around it that a node alone needs.
 
-A pod that is bound to the node has its claims prepared; a pod that is being deleted has them unprepared and then goes.
-There are no containers: a pod "runs" when all of its claims are prepared. As on a real cluster, a claim that is
-allocated but not reserved is reserved for a pod that was bound by hand, and given back when its last pod has gone.
+A pod that is bound to the node has its claims prepared and then its containers created; a pod that is being deleted has
+its containers removed and its claims unprepared, and then goes. As on a real cluster, a claim that is allocated but not
+reserved is reserved for a pod that was bound by hand, and given back when its last pod has gone.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import asyncio
 import datetime
 import itertools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from driver.sandbox.apiserver import ApiServer
 from driver.sandbox.apistatus import JsonObject, StatusError
 from driver.sandbox.kinds import EVENTS, PODS, RESOURCE_CLAIMS
 from driver.sandbox.kubelet import ClaimName, Kubelet
-from driver.sandbox.plugins import KubeletError
+from driver.sandbox.plugins import KubeletError, PreparedDevice
+from driver.sandbox.podcontainers import PodContainers
+from driver.sandbox.runtime import ContainerRuntime, RefusedError
 
 _FINALIZER: Final = "resource.kubernetes.io/delete-protection"
 
@@ -31,6 +33,7 @@ class PodWorkers:
     ----------
     api : ApiServer
     kubelet : Kubelet
+    runtime : ContainerRuntime
     node_name : str
     retry_s : float
         How long after a failure the next try comes. A real kubelet takes 60 to 90 seconds after a failed prepare and
@@ -43,6 +46,7 @@ class PodWorkers:
         self,
         api: ApiServer,
         kubelet: Kubelet,
+        runtime: ContainerRuntime,
         node_name: str,
         *,
         retry_s: float = 10.0,
@@ -50,6 +54,7 @@ class PodWorkers:
     ) -> None:
         self._api = api
         self._kubelet = kubelet
+        self._runtime = runtime
         self._node_name = node_name
         self._retry_s = retry_s
         self._say = say
@@ -74,17 +79,20 @@ class PodWorkers:
         metadata = pod["metadata"]
         place = f"pod {metadata['namespace']}/{metadata['name']}"
         claims: dict[str, ClaimName] = {}
+        containers = PodContainers(self._runtime, pod)
         while not self._is_ending(metadata):
             try:
-                await self._prepare(pod, claims)
-            except (KubeletError, StatusError) as error:
+                await containers.start(await self._prepare(pod, claims))
+            except (KubeletError, StatusError, RefusedError) as error:
                 self._say(f"{place}: {error}")
-                self._record_event(pod, "FailedPrepareDynamicResources", str(error))
+                refused = isinstance(error, RefusedError)
+                self._record_event(pod, "Failed" if refused else "FailedPrepareDynamicResources", str(error))
                 await self._wait_for_end(metadata, self._retry_s)
             else:
                 self._set_phase(metadata, "Running")
                 self._say(f"{place}: running, {len(claims)} claim{'s' if len(claims) != 1 else ''} prepared")
                 await self._wait_for_end(metadata, None)
+        await containers.remove()
         while failures := [failure for claim in claims.values() if (failure := await self._unprepare(metadata, claim))]:
             self._say(f"{place}: cannot end: {'; '.join(failures)}")
             self._record_event(pod, "FailedUnprepareDynamicResources", "; ".join(failures))
@@ -96,10 +104,15 @@ class PodWorkers:
         del self._workers[metadata["uid"]]
         self._say(f"{place}: gone, its claims are unprepared")
 
-    async def _prepare(self, pod: JsonObject, claims: dict[str, ClaimName]) -> None:
-        """Have all claims of a pod prepared; `claims` takes those of which a driver may know."""
+    async def _prepare(self, pod: JsonObject, claims: dict[str, ClaimName]) -> Mapping[str, Sequence[PreparedDevice]]:
+        """Have all claims of a pod prepared, and return their devices by the names that the pod has for the claims.
+
+        `claims` takes those of which a driver may know.
+        """
         by_driver: defaultdict[str, list[ClaimName]] = defaultdict(list)
-        found = [self._usable_claim(pod, reference) for reference in pod["spec"].get("resourceClaims") or ()]
+        references = pod["spec"].get("resourceClaims") or ()
+        found = [self._usable_claim(pod, reference) for reference in references]
+        devices: dict[str, list[PreparedDevice]] = {claim["metadata"]["uid"]: [] for claim in found}
         for claim in found:
             metadata = claim["metadata"]
             name = ClaimName(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
@@ -114,6 +127,9 @@ class PodWorkers:
             for name in names:
                 if answers[name.uid].error:
                     raise KubeletError(f"prepare claim {name.name}: {answers[name.uid].error}")
+                devices[name.uid] += answers[name.uid].devices
+        uids = [claim["metadata"]["uid"] for claim in found]
+        return {reference["name"]: devices[uid] for reference, uid in zip(references, uids, strict=True)}
 
     def _usable_claim(self, pod: JsonObject, reference: JsonObject) -> JsonObject:
         namespace, uid = pod["metadata"]["namespace"], pod["metadata"]["uid"]

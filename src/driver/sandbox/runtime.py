@@ -55,6 +55,8 @@ class ContainerRuntime:
     run_hooks : callable, optional
         Called with a container that is being started and the CPUs it would run on; raises `RefusedError` if one of its
         hooks would not let it.
+    say : callable
+        Called with one line for each container whose CPUs change.
 
     Attributes
     ----------
@@ -76,6 +78,7 @@ class ContainerRuntime:
         online: CpuSet | None = None,
         inject: Callable[[nri.Container], None] = lambda container: None,
         run_hooks: Callable[[nri.Container, CpuSet], None] = lambda container, cpus: None,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.socket_path = socket_path
         self.pods: dict[str, nri.PodSandbox] = {}
@@ -85,7 +88,9 @@ class ContainerRuntime:
         self._online = CpuSet() if online is None else online
         self._inject = inject
         self._run_hooks = run_hooks
+        self._say = say
         self._plugins = NriPlugins(socket_path, traits, self)
+        self._changed = asyncio.Event()
         self._starting: set[str] = set()
         # Those whose end plugins have not been told yet.
         self._end_owed: set[str] = set()
@@ -131,6 +136,18 @@ class ContainerRuntime:
     def effective(self, identity: str) -> CpuSet:
         """Return the CPUs on which the processes of a container may run."""
         return CpuSet.parse(self.cpusets[identity]) or self._online
+
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until something comes true about the cpusets in effect.
+
+        Raises
+        ------
+        TimeoutError
+            If it does not in time.
+        """
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await self._changed.wait()
 
     # What the kubelet asks for
 
@@ -236,7 +253,7 @@ class ContainerRuntime:
             pod = self.pods[container.pod_sandbox_id]
             self._starting.add(identity)
             try:
-                self.cpusets[identity] = container.linux.resources.cpu.cpus
+                self._put_in_effect(container, container.linux.resources.cpu.cpus)
                 try:
                     self._run_hooks(container, self.effective(identity))
                 except RefusedError:
@@ -319,12 +336,25 @@ class ContainerRuntime:
             container.linux.resources.MergeFrom(update.linux.resources)
             running = container.state == nri.CONTAINER_RUNNING and identity not in self._starting
             if running and (cpus := update.linux.resources.cpu.cpus):
-                self.cpusets[identity] = cpus
+                self._put_in_effect(container, cpus)
         return failed
+
+    def _put_in_effect(self, container: nri.Container, cpus: str) -> None:
+        if self.cpusets.get(container.id) == cpus:
+            return
+        self.cpusets[container.id] = cpus
+        pod = self.pods[container.pod_sandbox_id]
+        self._say(f"{pod.namespace}/{pod.name}, container {container.name}: CPUs {self.effective(container.id)}")
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _end(self, container: nri.Container) -> None:
         container.state = nri.CONTAINER_STOPPED
         self.cpusets.pop(container.id, None)
+        self._tell_change()
 
     async def _stop(self, container: nri.Container) -> None:
         self._end(container)

@@ -23,7 +23,7 @@ _RUN_LENGTH: Final = 32
 _FREE: Final = (".", "dim")
 _RESERVED: Final = ("R", "yellow")
 _LETTERS: Final = "ABCDEFGHIJKLMNOPQSTUVWXYZ"
-_EMPHASES: Final = {"prepared": "bold green", "refused": "bold red"}
+_EMPHASES: Final = {"prepared": "bold green", "pinned": "bold green", "refused": "bold red"}
 _STYLES: Final = ("bold green", "bold cyan", "bold magenta", "bold blue", "bold red")
 
 
