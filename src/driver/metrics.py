@@ -237,9 +237,9 @@ class Metrics:
         """Count a container that was not let in."""
         self._refused_containers.labels(reason).inc()
 
-    def count_corrected_container(self, mode: str) -> None:
-        """Count a container that had not the CPUs that it should have, ``exclusive`` or ``shared``."""
-        self._corrected_containers.labels(mode).inc()
+    def count_corrected_containers(self, mode: str, containers: int) -> None:
+        """Count containers that had not the CPUs that they should have, ``exclusive`` or ``shared``."""
+        self._corrected_containers.labels(mode).inc(containers)
 
     def count_nri_push(self, result: str, containers: int) -> None:
         """Count an update of some containers that ended with ``success`` or ``error``."""

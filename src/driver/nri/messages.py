@@ -51,7 +51,7 @@ def read_request(pod: Pod, container: nri.Container) -> Request:
     return Request(
         name=container_name(container),
         pod=pod,
-        variables=tuple(entry for entry in container.env if entry.startswith(CPUSET_VARIABLE_PREFIX)),
+        variables=tuple([entry for entry in container.env if entry.startswith(CPUSET_VARIABLE_PREFIX)]),
         cdi_devices=tuple(device.name for device in container.CDI_devices if device.name.startswith(_CDI_PREFIX)),
         guards=guards,
         guard_fault=fault,
@@ -105,4 +105,7 @@ def update(identity: str, cpulist: str) -> nri.ContainerUpdate:
 
 
 def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() and c != " " else "?" for c in text[:_LONGEST_NAME])
+    text = text[:_LONGEST_NAME]
+    if text.isascii() and text.isprintable() and " " not in text:
+        return text
+    return "".join(c if c.isprintable() and c != " " else "?" for c in text)

@@ -54,8 +54,8 @@ class PluginMetrics(Protocol):
     def count_refused_container(self, reason: str, /) -> None:
         """Count a container that was not let in."""
 
-    def count_corrected_container(self, mode: str, /) -> None:
-        """Count a container that had not the CPUs that it should have, ``exclusive`` or ``shared``."""
+    def count_corrected_containers(self, mode: str, containers: int, /) -> None:
+        """Count containers that had not the CPUs that they should have, ``exclusive`` or ``shared``."""
 
 
 class RuntimePlugin:
@@ -261,13 +261,14 @@ class RuntimePlugin:
         updates = []
         pool = self._enforcement.pool.current(self._enforcement.now())
         texts: dict[CpuSet, str] = {}
+        corrected = {"exclusive": 0, "shared": 0}
         for index in order:
             try:
                 known = self._classify(requests[index], living[index])
                 self._containers.add(known)
                 wanted = self._enforcement.pool.wanted(known, pool)
                 if wanted and messages.read_cpus(living[index]) != wanted:
-                    self._metrics.count_corrected_container("exclusive" if known.claims else "shared")
+                    corrected["exclusive" if known.claims else "shared"] += 1
                     updates.append(messages.update(known.id, texts.setdefault(wanted, str(wanted))))
                     known.synchronized(wanted, self._enforcement.now())
             except Exception:
@@ -275,6 +276,8 @@ class RuntimePlugin:
                 _log.exception("a container could not be put right", extra=fields(id=living[index].id[:64]))
         for update in updates:
             update.ignore_failure = True
+        for mode, count in corrected.items():
+            self._metrics.count_corrected_containers(mode, count)
         return updates
 
     def _take_in(self, pod: Pod, container: nri.Container) -> Container:

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long the runtime waits for the driver, and the others for their CPUs, on a node with many containers.
+
+A handler's time is that from the bytes of the request to the bytes of the answer. The runtime does nothing else
+meanwhile, and goes on without an answer after two seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+
+import cases
+from driver.apis import nri_v1alpha1_pb2 as nri
+from driver.health import Health
+from driver.ledger import Ledger, PreparedDevice, Record
+from driver.metrics import Metrics
+from driver.names import ClaimUID
+from driver.nri.connection import Timing
+from driver.nri.enforcement import Enforcement
+from driver.nri.plugin import RuntimePlugin
+from driver.nri.reservations import Reservations
+from driver.nri.runtimeside import RuntimeSide
+from driver.nri.sharedpool import SharedPool
+from fastcpu import CpuSet
+from nri_runtime import NriRuntime
+
+SIZES = (10, 100, 1000)
+N_CPUS = 1024
+# What a pod in a namespace with a few services gets, twice.
+ENVIRONMENT = [f"SERVICE_{number}_PORT_8080_TCP_ADDR=10.96.0.{number}" for number in range(60)]
+
+
+class NoClaims:
+    async def get_claim(self, namespace: str, name: str) -> dict[str, object]:
+        raise AssertionError("every pod is known to have its claims reserved")
+
+
+def record(index: int) -> Record:
+    cpus = CpuSet([2 * index + 2, 2 * index + 3])
+    device = PreparedDevice(request="r", pool="node", device="d", share_id=None, cpus=2)
+    return Record(
+        uid=ClaimUID(f"00000000-0000-4000-8000-{index:012}"),
+        namespace="default",
+        name=f"claim-{index}",
+        pod_claim_name=None,
+        generation=1,
+        cpus=cpus,
+        by_request={"r": cpus},
+        devices=(device,),
+        fingerprint="0" * 64,
+        adopted=False,
+        prepared_at=None,
+    )
+
+
+def pod(index: int) -> nri.PodSandbox:
+    labels = {f"label-{number}": "value" for number in range(10)}
+    return nri.PodSandbox(
+        id=f"{index:064}", uid=f"uid-{index}", name=f"pod-{index}", namespace="default", labels=labels
+    )
+
+
+def container(index: int, claim: Record | None = None) -> nri.Container:
+    made = nri.Container(id=f"{index:064x}", pod_sandbox_id=f"{index:064}", name="main", env=ENVIRONMENT)
+    made.linux.resources.cpu.cpus = "0-1023"
+    made.state = nri.CONTAINER_RUNNING
+    if claim is not None:
+        made.env.append(f"DRA_CPUSET_{claim.uid}={claim.cpus}")
+        made.CDI_devices.add(name=f"dra.k8s.io/cpu=claim-{claim.uid}")
+    return made
+
+
+class Node:
+    """A node on which every fourth container has a claim."""
+
+    def __init__(self, containers: int) -> None:
+        self.ledger = Ledger(cases.pool(N_CPUS))
+        self.reservations = Reservations(NoClaims())
+        enforcement = Enforcement(self.ledger, SharedPool(self.ledger, CpuSet()), self.reservations)
+        self.plugin = RuntimePlugin(enforcement, Metrics(), start_guard=True)
+        self.plugin.connected("containerd", "v2.4.2", "v0.12.3", 2.0)
+        self.containers = []
+        for index in range(containers):
+            claim = record(index // 4) if index % 4 == 0 else None
+            if claim is not None:
+                self.ledger.hold(claim)
+                self.reservations.learn_pod(claim.uid, f"uid-{index}")
+            self.containers.append(container(index, claim))
+        self.pods = [pod(index) for index in range(containers)]
+
+    async def synchronize(self, request: bytes) -> bytes:
+        message = nri.SynchronizeRequest.FromString(request)
+        updates = await self.plugin.synchronize(message.pods, message.containers)
+        return nri.SynchronizeResponse(update=updates).SerializeToString()
+
+    async def create(self, request: bytes) -> bytes:
+        message = nri.CreateContainerRequest.FromString(request)
+        adjust, updates = await self.plugin.create_container(message.pod, message.container)
+        return nri.CreateContainerResponse(adjust=adjust, update=updates).SerializeToString()
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def loop():
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.mark.parametrize("n_containers", SIZES)
+def test_synchronize(benchmark, loop, n_containers):
+    benchmark.group = "NRI Synchronize, request to answer"
+    benchmark.name = f"{n_containers} containers"
+    node = Node(n_containers)
+    request = nri.SynchronizeRequest(pods=node.pods, containers=node.containers).SerializeToString()
+    answer = benchmark(lambda: loop.run_until_complete(node.synchronize(request)))
+    assert len(nri.SynchronizeResponse.FromString(answer).update) == n_containers
+
+
+@pytest.mark.parametrize("n_containers", SIZES)
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+def test_create_container(benchmark, loop, kind, n_containers):
+    benchmark.group = f"NRI CreateContainer, {kind}, request to answer"
+    benchmark.name = f"beside {n_containers} containers"
+    node = Node(n_containers)
+    claim = record(400)
+    node.ledger.hold(claim)
+    node.reservations.learn_pod(claim.uid, "uid-5000")
+    request = nri.SynchronizeRequest(pods=node.pods, containers=node.containers).SerializeToString()
+    loop.run_until_complete(node.synchronize(request))
+    made = container(5000, claim if kind == "exclusive" else None)
+    request = nri.CreateContainerRequest(pod=pod(5000), container=made).SerializeToString()
+    took: list[float] = []
+
+    def create() -> bytes:
+        started = time.perf_counter()
+        answer = loop.run_until_complete(node.create(request))
+        took.append(time.perf_counter() - started)
+        return answer
+
+    answer = benchmark(create)
+    cpus = nri.CreateContainerResponse.FromString(answer).adjust.linux.resources.cpu.cpus
+    assert cpus == (str(claim.cpus) if kind == "exclusive" else str(node.ledger.pool.available))
+    if len(took) > 100:
+        benchmark.extra_info["p99_ms"] = round(1000 * statistics.quantiles(took, n=100)[-1], 3)
+
+
+@pytest.mark.parametrize("n_containers", SIZES)
+def test_grow_back(benchmark, tmp_path_factory, loop, n_containers):
+    """Time from an unprepare to the last container that has got the CPUs, over a socket.
+
+    The runtime here needs no time for an update itself; containerd needs some milliseconds for each container.
+    """
+    benchmark.group = "unprepare to the last container that has grown back"
+    benchmark.name = f"{n_containers} containers"
+    claim = record(0)
+    path = Path(tmp_path_factory.mktemp("n")) / "nri.sock"
+    runtime = NriRuntime(path)
+    ledger = Ledger(cases.pool(N_CPUS))
+    side = RuntimeSide(
+        str(path),
+        ledger=ledger,
+        isolated=CpuSet(),
+        claims=NoClaims(),
+        health=Health(),
+        metrics=Metrics(),
+        start_guard=True,
+        timing=Timing(first_retry_s=0.01),
+    )
+
+    async def start() -> asyncio.Task[None]:
+        for index in range(n_containers):
+            await runtime.run_pod(pod(index))
+            runtime.containers[f"{index:064x}"] = container(index)
+        await runtime.start()
+        running = asyncio.create_task(side.run())
+        await runtime.synchronized()
+        return running
+
+    async def all_have(cpus: CpuSet) -> None:
+        last = list(runtime.containers)
+        text = str(cpus)
+        while last:
+            while last and runtime.cpusets.get(last[-1]) == text:
+                last.pop()
+            await asyncio.sleep(0.001)
+
+    async def hold() -> None:
+        ledger.hold(claim)
+        await side.enforcement.confirm(claim, asyncio.get_running_loop().time() + 60)
+        await all_have(ledger.pool.available)
+
+    async def release() -> None:
+        ledger.release(claim.uid)
+        side.enforcement.released(claim.uid)
+        await all_have(ledger.pool.available)
+
+    async def stop(running: asyncio.Task[None]) -> None:
+        running.cancel()
+        await asyncio.wait([running])
+        await runtime.stop()
+
+    running = loop.run_until_complete(start())
+    benchmark.pedantic(
+        lambda: loop.run_until_complete(release()), setup=lambda: loop.run_until_complete(hold()), rounds=5
+    )
+    loop.run_until_complete(stop(running))
