@@ -92,11 +92,11 @@ class Claims:
 class Node:
     """A node: the runtime, the API server, the folders, and a driver that can die and start again."""
 
-    def __init__(self, root: Path, topology: Topology) -> None:
+    def __init__(self, root: Path, topology: Topology, traits: dict[str, object]) -> None:
         self.root = root
         self.topology = topology
         self.claims = Claims()
-        self.runtime = NriRuntime(root / "nri.sock")
+        self.runtime = NriRuntime(root / "nri.sock", **traits)
         self.reserved = ""
         self.isolated = CpuSet()
         self.wait_s = 3.0
@@ -213,8 +213,8 @@ class Node:
 async def make_node(short_tmp: Path, machine: Topology) -> AsyncIterator[Callable[..., Awaitable[Node]]]:
     nodes = []
 
-    async def make(*, started: bool = True, **settings: object) -> Node:
-        node = Node(short_tmp, machine)
+    async def make(*, started: bool = True, traits: dict[str, object] | None = None, **settings: object) -> Node:
+        node = Node(short_tmp, machine, traits or {})
         for name, value in settings.items():
             setattr(node, name, value)
         nodes.append(node)
@@ -359,3 +359,282 @@ async def test_after_a_restart_everything_is_put_right(node):
     assert node.cpus(shared) == "0-1,6-15"
     assert node.metric("nri_corrected_containers_total", cpu_allocation_mode="exclusive") == 1
     assert node.metric("nri_corrected_containers_total", cpu_allocation_mode="shared") == 1
+
+
+# What containers of a pod may do with its claim
+
+
+async def test_a_container_that_starts_again_in_its_sandbox_keeps_its_cpus(node):
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p"))
+    first = await node.run("p", "a")
+    await node.runtime.stop_container(first)
+    second = await node.run("p", "a")
+    assert node.cpus(second) == "2-5"
+    await node.runtime.remove_container(first)
+    assert node.side.enforcement.owner(ClaimUID("a")) is not None
+    with pytest.raises(RefusedError, match="is used by pod default/p"):
+        await node.run("q", "a")
+
+
+async def test_stale_ends_of_containers_change_nothing(node):
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p"))
+    exclusive = await node.run("p", "a")
+    plugin = node.side._plugin
+    pod = node.runtime.pods["sandbox-p"]
+    for identity in ("never-known", "p-0"):
+        await plugin.stop_container(pod, nri.Container(id=identity))
+        plugin.event(nri.REMOVE_CONTAINER, pod, nri.Container(id=identity))
+        plugin.event(nri.POST_START_CONTAINER, pod, nri.Container(id=identity))
+    assert [one.id for one in node.side.enforcement.containers] == [exclusive]
+    assert node.cpus(exclusive) == "2-5"
+
+
+async def test_an_init_container_hands_the_claim_to_the_main_container(node):
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p"))
+    sidecar = await node.run("p", "a")
+    init = await node.run("p", "a")
+    await node.runtime.stop_container(init)
+    main = await node.run("p", "a")
+    assert node.cpus(sidecar) == node.cpus(main) == "2-5"
+
+
+async def test_several_claims_are_united_and_a_container_of_the_pod_without_them_shares(node):
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p"))
+    await node.preparer.prepare(node.claims.add("b", "8-9", "p", device="cpudevnuma001"))
+    assert node.cpus(await node.run("p", "a", "b")) == "2-5,8-9"
+    assert node.cpus(await node.run("p", "b")) == "8-9"
+    assert node.cpus(await node.run("p")) == "0-1,6-7,10-15"
+
+
+# What the kubelet changes
+
+
+async def test_a_resize_moves_no_container_and_leaves_the_rest_to_the_kubelet(node):
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p"))
+    exclusive, shared = await node.run("p", "a"), await node.run("s")
+    for identity, expected in ((exclusive, "2-5"), (shared, "0-1,6-15")):
+        for wished in ("", "0-15", "7"):
+            resources = nri.LinuxResources()
+            resources.cpu.cpus = wished
+            resources.cpu.mems = "0"
+            resources.cpu.shares.value = 512
+            await node.runtime.update_container(identity, resources)
+            stored = node.runtime.containers[identity].linux.resources.cpu
+            assert (node.cpus(identity), stored.cpus, stored.mems, stored.shares.value) == (
+                expected,
+                expected,
+                "0",
+                512,
+            )
+
+
+# Marks
+
+
+async def test_an_older_runtime_that_tells_no_cdi_devices_is_believed_by_the_guards_hook(make_node):
+    node = await make_node(traits={"version": "v2.1.9", "nri_version": "", "known_events": 0x07FF})
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p"))
+    await node.run_pod("p")
+    container = node.container("p", "a")
+    del container.CDI_devices[:]
+    await node.runtime.create_container(container)
+    forged = node.container("p", DRA_CPUSET_a="2-5")
+    with pytest.raises(RefusedError, match="the container was not given claim default/claim-a"):
+        await node.runtime.create_container(forged)
+
+
+async def test_where_no_mark_can_be_the_exact_variable_of_a_reserved_pod_is_enough(make_node):
+    traits = {"version": "v1.7.20", "nri_version": "", "known_events": 0x07FF}
+    node = await make_node(traits=traits, start_guard=False)
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p"))
+    assert node.cpus(await node.run("p", DRA_CPUSET_a="2-5")) == "2-5"
+    await node.runtime.remove_container("p-1")
+    with pytest.raises(RefusedError, match="is not reserved for pod default/q"):
+        await node.run("q", DRA_CPUSET_a="2-5")
+    with pytest.raises(RefusedError, match="DRA_CPUSET_a is '2-6', but claim default/claim-a has CPUs 2-5"):
+        await node.run("p", DRA_CPUSET_a="2-6")
+
+
+@pytest.mark.parametrize("spoil", ["remove", "empty", "other", "twice"])
+async def test_a_container_whose_variable_was_tampered_with_is_refused_and_never_shared(node, spoil):
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p"))
+    await node.run_pod("p")
+    container = node.container("p", "a")
+    del container.env[:]
+    if spoil != "remove":
+        container.env.append(
+            {"empty": "DRA_CPUSET_a=", "other": "DRA_CPUSET_x=2-5", "twice": "DRA_CPUSET_a=2-5"}[spoil]
+        )
+    if spoil == "twice":
+        container.env.append("DRA_CPUSET_a=2-5")
+    with pytest.raises(RefusedError, match="DRA_CPUSET_a"):
+        await node.runtime.create_container(container)
+    assert node.side.enforcement.containers.get(container.id) is None
+
+
+async def test_a_mark_of_a_claim_that_the_pod_s_author_copied_into_another_pod_s_environment_is_refused(node):
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p"))
+    await node.preparer.prepare(node.claims.add("b", "8-9", "q", device="cpudevnuma001"))
+    await node.run("p", "a")
+    with pytest.raises(RefusedError, match="the container was not given claim default/claim-a"):
+        await node.run("q", "b", DRA_CPUSET_a="2-5")
+    assert node.metric("nri_refused_containers_total", reason="unmarked") == 1
+
+
+# An empty pool
+
+
+async def test_a_claim_that_would_leave_the_others_no_cpu_is_refused(make_node):
+    node = await make_node(wait_s=0.2, reserved="8-15")
+    await node.run("s")
+    await node.run("t")
+    reference = node.claims.add("a", "0-7", "p")
+    with pytest.raises(ClaimError, match=r"CPUs 0-7 would leave no CPU for the 2 containers that have no claim"):
+        await node.preparer.prepare(reference)
+    assert node.ledger.records == {}
+    for name in ("s-1", "t-2"):
+        await node.runtime.remove_container(name)
+    await node.preparer.prepare(reference)
+    with pytest.raises(RefusedError, match=r"no CPU is left for container c3, which has no claim: all are reserved"):
+        await node.run("s")
+    assert node.cpus(await node.run("p", "a")) == "0-7"
+
+
+async def test_a_prepare_waits_for_the_pool_that_is_about_to_grow(make_node):
+    node = await make_node(reserved="8-15")
+    shared = await node.run("s")
+    first = node.claims.add("a", "0-3", "p")
+    await node.preparer.prepare(first)
+    second = asyncio.create_task(node.preparer.prepare(node.claims.add("b", "4-7", "q")))
+    await asyncio.sleep(0)
+    assert not second.done()
+    await node.preparer.unprepare(first)
+    await second
+    assert node.cpus(shared) == "0-3"
+
+
+async def test_an_exclusive_container_is_refused_while_others_cannot_go_anywhere(make_node):
+    node = await make_node(reserved="8-15")
+    reference = node.claims.add("a", "0-7", "p")
+    await node.preparer.prepare(reference)
+    await node.kill()
+    with suppress(RefusedError):
+        await node.run("s")
+    stray = await node.run("s")
+    await node.start()
+    with pytest.raises(RefusedError, match=r"claims hold all CPUs, and 1 containers without a claim still run on them"):
+        await node.run("p", "a")
+    assert node.cpus(stray) == ""
+    await node.runtime.remove_container(stray)
+    assert node.cpus(await node.run("p", "a")) == "0-7"
+
+
+async def test_isolated_cpus_are_for_claims_only(make_node):
+    node = await make_node(isolated=CpuSet.parse("4-7"))
+    assert node.cpus(await node.run("s")) == "0-3,8-15"
+    await node.preparer.prepare(node.claims.add("a", "4-7", "p"))
+    assert node.cpus(await node.run("p", "a")) == "4-7"
+
+
+# Synchronisation
+
+
+async def test_containers_of_two_pods_with_one_claim_are_not_both_left_on_its_cpus(node):
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p", "q"))
+    first = await node.run("p", "a")
+    await node.kill()
+    with suppress(RefusedError):
+        await node.run("r")
+    await node.run_pod("q")
+    second = nri.Container()
+    second.CopyFrom(node.runtime.containers[first])
+    second.id, second.pod_sandbox_id, second.created_at = "q-x", "sandbox-q", 1
+    node.runtime.containers[first].created_at = 0
+    node.runtime.containers["q-x"] = second
+    node.runtime.cpusets["q-x"] = "2-5"
+    await node.start()
+    assert (node.cpus(first), node.cpus("q-x")) == ("2-5", "0-1,6-15")
+
+
+async def test_one_container_that_cannot_be_updated_does_not_stop_the_others(node):
+    containers = [await node.run(f"s{number}") for number in range(12)]
+    node.runtime.broken.add(containers[3])
+    node.preparer._wait_s = 1.0
+    reference = node.claims.add("a", "2-5", "p")
+    with pytest.raises(ClaimPendingError, match=r"container c4 of pod default/s3 \(.*\) could not be moved away yet"):
+        await node.preparer.prepare(reference)
+    assert {node.cpus(one) for one in containers if one != containers[3]} == {"0-1,6-15"}
+    assert node.ledger.records == {}
+    node.runtime.broken.clear()
+    node.preparer._wait_s = 5.0
+    await node.preparer.prepare(reference)
+    assert {node.cpus(one) for one in containers} == {"0-1,6-15"}
+
+
+async def test_a_runtime_that_starts_again_is_told_everything_again(node):
+    shared = await node.run("s")
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p"))
+    await node.runtime.stop()
+    await node.until(lambda: not node.side.enforcement.known)
+    node.runtime.cpusets[shared] = node.runtime.containers[shared].linux.resources.cpu.cpus = "0-15"
+    await node.runtime.start()
+    await node.until(lambda: node.cpus(shared) == "0-1,6-15")
+    assert node.metric("nri_reconnects_total") == 1
+    assert node.metric("nri_corrected_containers_total", cpu_allocation_mode="shared") == 1
+
+
+async def test_what_the_stored_cpuset_says_is_not_believed_after_a_restart(node):
+    """A push that came while the container started is in its specification, and not in its cgroup."""
+    shared = await node.run("s")
+    await node.kill()
+    node.runtime.cpusets[shared] = "0-3"
+    await node.start()
+    await node.until(lambda: node.cpus(shared) == "0-15")
+    assert node.metric("nri_corrected_containers_total", cpu_allocation_mode="shared") == 0
+
+
+# State that is already there
+
+
+async def test_an_adopted_claim_s_container_starts_again_though_nobody_knows_the_claim_s_name(make_node):
+    node = await make_node(started=False)
+    await CdiDirectory(node.root / "cdi").write(ClaimUID("old"), CpuSet.parse("2-5"))
+    await node.start()
+    assert node.ledger.records["old"].adopted
+    assert node.cpus(await node.run("p", "old")) == "2-5"
+    assert node.claims.reads == []
+
+
+async def test_orphans_are_released_and_claims_in_use_are_not(node):
+    for uid, cpuset in (("gone", "1"), ("other", "2"), ("elsewhere", "3"), ("fine", "4"), ("used", "5")):
+        await node.preparer.prepare(node.claims.add(uid, cpuset, "p"))
+    await node.run("p", "used")
+    del node.claims.objects["default", "claim-gone"]
+    del node.claims.objects["default", "claim-used"]
+    node.claims.objects["default", "claim-other"]["metadata"]["uid"] = "new"
+    result = node.claims.objects["default", "claim-elsewhere"]["status"]["allocation"]["devices"]["results"][0]
+    result["pool"] = "node-2"
+    await node.orphans.look()
+    assert set(node.ledger.records) == {"fine", "used"}
+    assert node.metric("orphaned_claims_total") == 3
+    node.claims.error = ApiError(503, "busy")
+    await node.orphans.look()
+    assert set(node.ledger.records) == {"fine", "used"}
+    node.claims.error = None
+    await node.runtime.stop()
+    await node.until(lambda: not node.side.enforcement.known)
+    del node.claims.objects["default", "claim-fine"]
+    await node.orphans.look()
+    assert set(node.ledger.records) == {"fine", "used"}
+
+
+async def test_stopping_lets_nobody_wait(node):
+    reference = node.claims.add("a", "2-5", "p")
+    await node.preparer.prepare(reference)
+    await node.run("p", "a")
+    node.preparer._wait_s = 60.0
+    waiting = asyncio.create_task(node.preparer.unprepare(reference))
+    await asyncio.sleep(0.01)
+    node.side.close()
+    with pytest.raises(ClaimError, match="has not ended"):
+        await asyncio.wait_for(waiting, 5)
