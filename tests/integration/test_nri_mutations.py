@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 import nri_wire as wire
 from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.apis import ttrpc_pb2
-from driver.nri import session as session_module
 from driver.nri.errors import Code, NriError, Refusal
 from driver.nri.mux import Trunk
 from driver.nri.session import Session, Timing
@@ -337,16 +336,17 @@ async def test_payloads_that_are_garbage(data):
     await replay.end()
 
 
-async def test_pods_and_containers_without_end(monkeypatch):
-    monkeypatch.setattr(session_module, "_MOST_SYNCHRONIZE_BYTES", 100_000)
+async def test_pods_and_containers_without_end():
     replay = Replay()
     replay.feed(recorded(2, "runtime")[:126])
-    part = nri.SynchronizeRequest(pods=[nri.PodSandbox(id="x" * 30_000)], more=True)
-    for number in range(6):
+    part = nri.SynchronizeRequest(pods=[nri.PodSandbox(id="x")], more=True)
+    for number in range(68):
         replay.feed(wire.frame(wire.PLUGIN, wire.request(101 + 2 * number, "Synchronize", part)))
         await settle()
+    replay.feed(wire.frame(wire.PLUGIN, wire.request(999, "Synchronize")))
+    await settle()
     answers = [text for connection, stream, *_, text in replay.said() if connection == wire.PLUGIN and stream > 100]
-    assert ["more than 100000 bytes" in text for text in answers] == [False, False, False, True, True, True]
+    assert ["more than 64 parts" in text for text in answers] == [False] * 64 + [True] * 5
     assert replay.plugin.calls == []
     await replay.end()
 

@@ -39,8 +39,8 @@ NRI_VERSION: Final = "v0.12.3"
 _REQUEST_TIMEOUT_S: Final = 2.0  # of a runtime that does not say
 _SHORTEST_REQUEST_TIMEOUT_S: Final = 0.01
 _LONGEST_REQUEST_TIMEOUT_S: Final = 3600.0
-# A thousand containers, each with the environment of a thousand services.
-_MOST_SYNCHRONIZE_BYTES: Final = 128 << 20
+# Each has at most 4 MiB. A runtime with NRI 0.12 whose pods are too few to be halved sends empty ones without end.
+_MOST_PARTS: Final = 64
 
 _CONTAINER_RPCS: Final = {
     "PostCreateContainer": nri.POST_CREATE_CONTAINER,
@@ -184,8 +184,8 @@ class Session:
         self._mask = 0
         self._pods: list[nri.PodSandbox] = []
         self._containers: list[nri.Container] = []
-        self._part_bytes = 0
         self._parts = 0
+        self._events_accepted = False
         self._complete = False
 
     async def run(self) -> str:
@@ -264,7 +264,7 @@ class Session:
         """Conclude from when the runtime has closed the connection whether it knows all events."""
         if self.synchronized.is_set():
             self._subscription.forget()
-        elif self._runtime is not None and self._mask & VALIDATION and not self._parts:
+        elif self._runtime is not None and self._mask & VALIDATION and not self._events_accepted:
             self._subscription.refused(self._runtime)
 
     def _methods(self) -> dict[str, Method]:
@@ -324,23 +324,21 @@ class Session:
         return nri.ConfigureResponse(events=self._mask)
 
     async def _synchronize(self, request: nri.SynchronizeRequest) -> nri.SynchronizeResponse:
+        self._events_accepted = True
         self._parts += 1
-        self._part_bytes += request.ByteSize()
-        if self._part_bytes > _MOST_SYNCHRONIZE_BYTES:
-            raise NriError(
-                Code.RESOURCE_EXHAUSTED, f"pods and containers have more than {_MOST_SYNCHRONIZE_BYTES} bytes"
-            )
+        if self._parts > _MOST_PARTS:
+            raise NriError(Code.RESOURCE_EXHAUSTED, f"pods and containers come in more than {_MOST_PARTS} parts")
         self._pods += request.pods
         self._containers += request.containers
         if request.more:
             return nri.SynchronizeResponse(more=True)
-        pods, containers = self._pods, self._containers
-        self._pods, self._containers, self._part_bytes = [], [], 0
+        pods, containers, parts = self._pods, self._containers, self._parts
+        self._pods, self._containers, self._parts = [], [], 0
         updates = await self._plugin.synchronize(pods, containers)
         self._complete = True
         _log.info(
             "synchronised with the runtime",
-            extra=fields(pods=len(pods), containers=len(containers), parts=self._parts, updates=len(updates)),
+            extra=fields(pods=len(pods), containers=len(containers), parts=parts, updates=len(updates)),
         )
         return nri.SynchronizeResponse(update=updates)
 
