@@ -222,7 +222,10 @@ def held_cpus(cdi_dir: Path) -> dict[str, CpuSet]:
     """Return the CPUs of each claim that has a CDI spec, as a container that uses it would be told."""
     held = {}
     for path in sorted(cdi_dir.glob("*.json")):
-        spec = json.loads(path.read_text())
+        try:
+            spec = json.loads(path.read_text())
+        except FileNotFoundError:
+            continue  # its claim is being unprepared
         for device in spec["devices"] if spec["kind"] == CDI_KIND else ():
             for variable in device["containerEdits"].get("env", ()):
                 name, _, cpus = variable.partition("=")

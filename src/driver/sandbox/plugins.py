@@ -137,6 +137,12 @@ class Plugin:
             return await method(request, timeout=_CALL_DEADLINE_S, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             raise KubeletError(f"{self.name}: {error.code().name}: {error.details()}") from error
+        except asyncio.CancelledError:
+            # So end calls, too, whose channel is closed: the driver has registered itself anew.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise KubeletError(f"{self.name}: CANCELLED: the connection was closed") from None
 
     def _decode(self, uid: str, entry: Any) -> PreparedClaim:
         if entry.error:
