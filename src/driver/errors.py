@@ -27,6 +27,10 @@ class ClaimPendingError(ClaimError):
     """
 
 
+class RuntimePendingError(ClaimPendingError):
+    """Like `ClaimPendingError`, where the runtime or its containers stand in the way."""
+
+
 class ApiError(DriverError):
     """A call to the API server failed.
 

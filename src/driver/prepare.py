@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from driver.claimfiles import ClaimFiles
 from driver.claims import AllocatedClaim, decode_claim
-from driver.errors import ApiError, ClaimError, ClaimPendingError
+from driver.errors import ApiError, ClaimError, ClaimPendingError, RuntimePendingError
 from driver.ledger import PreparedDevice, Record
 from driver.logs import fields, operation
 from driver.names import ClaimUID, cdi_device_id
@@ -304,13 +304,16 @@ class Preparer:
         """Choose, and as long as something stands in the way that may pass choose again after each change."""
         said = False
         while True:
-            changes = (self._ledger.changed, self._runtime.changed)
+            changes = [self._ledger.changed]
+            runtime_changed = self._runtime.changed
             try:
                 return choose(claim)
             except ClaimPendingError as error:
                 if not said:
                     _log.info("waiting for CPUs", extra=fields(reason=error, wait_s=self._wait_s))
                     said = True
+                if isinstance(error, RuntimePendingError):
+                    changes.append(runtime_changed)
                 if not await any_of(changes, deadline):
                     raise
 

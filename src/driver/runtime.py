@@ -36,7 +36,7 @@ class Runtime(Protocol):
 
         Raises
         ------
-        ClaimPendingError
+        RuntimePendingError
             If they cannot, or if the runtime's containers are not known.
         """
 
@@ -55,7 +55,7 @@ class Runtime(Protocol):
 
         Raises
         ------
-        ClaimPendingError
+        RuntimePendingError
             If it could not be done until then, naming what stands in the way.
         """
 
@@ -64,7 +64,7 @@ class Runtime(Protocol):
 
         Raises
         ------
-        ClaimPendingError
+        RuntimePendingError
             If one still does at the deadline, or that is not known.
         """
 

@@ -16,7 +16,7 @@ from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.cdi import CdiDirectory
 from driver.checkpoint import RecordStore
 from driver.devices import build_devices
-from driver.errors import ApiError, ClaimError, ClaimPendingError
+from driver.errors import ApiError, ClaimError, RuntimePendingError
 from driver.health import Health
 from driver.ledger import Ledger
 from driver.metadata import MetadataStore
@@ -319,7 +319,7 @@ async def test_a_late_unprepare_waits_for_the_container_and_then_says_what_still
     reference = node.claims.add("a", "2-5", "p")
     await node.preparer.prepare(reference)
     exclusive = await node.run("p", "a")
-    with pytest.raises(ClaimPendingError, match=r"CPUs are in use: container c1 of pod default/p has not ended"):
+    with pytest.raises(RuntimePendingError, match=r"CPUs are in use: container c1 of pod default/p has not ended"):
         await node.preparer.unprepare(reference)
     assert "a" in node.ledger.records
     await node.runtime.remove_container(exclusive)
@@ -561,7 +561,7 @@ async def test_one_container_that_cannot_be_updated_does_not_stop_the_others(nod
     node.runtime.broken.add(containers[3])
     node.preparer._wait_s = 1.0
     reference = node.claims.add("a", "2-5", "p")
-    with pytest.raises(ClaimPendingError, match=r"container c4 of pod default/s3 \(.*\) could not be moved away yet"):
+    with pytest.raises(RuntimePendingError, match=r"container c4 of pod default/s3 \(.*\) could not be moved away yet"):
         await node.preparer.prepare(reference)
     assert {node.cpus(one) for one in containers if one != containers[3]} == {"0-1,6-15"}
     assert node.ledger.records == {}

@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from driver.errors import ClaimPendingError
+from driver.errors import RuntimePendingError
 from driver.nri.containers import Container, Containers, Phase
 
 if TYPE_CHECKING:
@@ -161,9 +161,9 @@ class Enforcement:
     def admit(self, cpus: CpuSet) -> None:
         """Refuse CPUs that the containers without a claim cannot do without; see `driver.runtime.Runtime`."""
         if not self.known:
-            raise ClaimPendingError(self._why_unknown())
+            raise RuntimePendingError(self._why_unknown())
         if self.containers.shared and not self.pool.without(cpus):
-            raise ClaimPendingError(self._nothing_left(cpus))
+            raise RuntimePendingError(self._nothing_left(cpus))
 
     def learn(self, uid: ClaimUID, claim: Mapping[str, object]) -> None:
         """Take note of a claim that holds CPUs, as the API server sent it just now."""
@@ -187,7 +187,7 @@ class Enforcement:
                     if obstacle is None:
                         return
                 if self._closing or not await _happens(changed, deadline):
-                    raise ClaimPendingError(self._obstacles(record))
+                    raise RuntimePendingError(self._obstacles(record))
         finally:
             del self.needed[record.uid]
 
@@ -199,7 +199,7 @@ class Enforcement:
             if self.known and not users:
                 return
             if self._closing or not await _happens(changed, deadline):
-                raise ClaimPendingError(
+                raise RuntimePendingError(
                     f"the claim's CPUs are in use: {_named(users)} has not ended"
                     if self.known
                     else f"whether a container uses the claim is not known: {self._why_unknown()}"
