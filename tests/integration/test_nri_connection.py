@@ -442,6 +442,19 @@ class TestReconnecting:
         assert plugin.reason == "the runtime has shut the driver down"
         await plugin.wait_for("synchronized", times=2)
 
+    async def test_a_synchronisation_that_fails_is_the_reason(self, connect, runtime, plugin, health, until, caplog):
+        caplog.set_level(logging.CRITICAL)
+
+        async def fail(*_):
+            raise KeyError("forgotten")
+
+        plugin.synchronize = fail
+        connect()
+        await until(lambda: "Synchronize failed: Synchronize: internal error of dra.cpu" in str(health.missing()))
+        assert plugin.reason.endswith("KeyError: 'forgotten'")
+        plugin.synchronize = Plugin.synchronize.__get__(plugin)
+        assert (await runtime.synchronized()).events == 0x27D8
+
     async def test_a_driver_that_stops_says_so_to_the_plugin(
         self, connect, runtime, plugin, short_tmp, health, metrics
     ):
@@ -519,7 +532,7 @@ class TestOddRuntimes:
         connect()
         reader, writer = await raw.accept()
         await wire.read_message(reader)
-        early = ["Synchronize", "CreateContainer", "ValidateContainerAdjustment", "StateChange", "PostStartContainer"]
+        early = ["CreateContainer", "ValidateContainerAdjustment", "StateChange", "PostStartContainer"]
         for number, method in enumerate(early):
             writer.write(to_plugin(wire.request(2 * number + 1, method)))
             _, _, _, answer = await wire.read_message(reader)
@@ -529,6 +542,16 @@ class TestOddRuntimes:
         assert answers[101].status.code == 0
         assert answers[103].status.code == Code.FAILED_PRECONDITION
         assert plugin.calls == [("connected",)]
+
+    async def test_a_runtime_that_synchronises_first_is_left(self, connect, raw, plugin, health):
+        connect()
+        reader, writer = await raw.accept()
+        await wire.read_message(reader)
+        writer.write(to_plugin(SYNCHRONIZE))
+        assert (await wire.read_message(reader))[3].status.code == Code.FAILED_PRECONDITION
+        await raw.accept()
+        assert "Synchronize failed: the driver is not configured" in health.missing()["runtime"]
+        assert plugin.calls == []
 
     @pytest.mark.parametrize(
         ("timing", "sent", "reason"),

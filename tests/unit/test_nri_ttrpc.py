@@ -334,7 +334,7 @@ class TestServer:
             7,
             "a.Service",
             {"Do": Method(request=nri.RegisterPluginRequest, answer=handlers.do)},
-            answered=lambda method, succeeded: told.append((method, succeeded)),
+            answered=lambda method, error: told.append((method, error)),
             timeout_s=10.0,
             margin_s=0.25,
         )
@@ -353,7 +353,7 @@ class TestServer:
         ((stream, code, text, payload),) = trunk.responses()
         assert (stream, code, text) == (1, 0, "")
         assert nri.PluginInstance.FromString(payload).name == "did it"
-        assert told == [("Do", True)]
+        assert told == [("Do", None)]
 
     async def test_an_empty_answer_has_no_data(self, trunk):
         async def nothing(_):
@@ -409,7 +409,7 @@ class TestServer:
         await self.ask(server, 1, name)
         await settle()
         assert trunk.responses() == [(1, code, text, b"")]
-        assert told == [("Do", False)]
+        assert told == [("Do", text)]
         await self.ask(server, 3)
         await settle()
         assert [(stream, code) for stream, code, *_ in trunk.responses()][1:] == [(3, 0)]
@@ -424,7 +424,7 @@ class TestServer:
         ((stream, code, text, _),) = trunk.responses()
         assert (stream, code) == (1, Code.DEADLINE_EXCEEDED)
         assert text == f"Do: dra.cpu has no answer after {max(0.1 - margin_s, 0.05):.3g} s; try again"
-        assert told == [("Do", False)]
+        assert told == [("Do", text)]
         await settle()
         assert (handlers.running, handlers.cancelled) == (0, 1)
 

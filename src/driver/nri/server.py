@@ -71,8 +71,8 @@ class Server:
     methods : Mapping
         Its methods by their bare name.
     answered : callable
-        Called with a method's name and whether it succeeded, each time that an answer was sent, before anything else
-        is.
+        Called with a method's name and its error, None if it succeeded, each time that an answer was sent, before
+        anything else is.
     margin_s : float
         How long before the caller gives up an answer is given at the latest, in seconds; at most half of its time.
 
@@ -89,7 +89,7 @@ class Server:
         service: str,
         methods: Mapping[str, Method],
         *,
-        answered: Callable[[str, bool], None],
+        answered: Callable[[str, str | None], None],
         timeout_s: float,
         margin_s: float,
     ) -> None:
@@ -201,7 +201,7 @@ class Server:
         call.answered = True
         call.timer.cancel()
         self._send(call.stream, response)
-        self._answered(call.method, not response.status.code)
+        self._answered(call.method, response.status.message if response.status.code else None)
 
     def _send(self, stream: int, response: ttrpc_pb2.Response) -> None:
         write(self._trunk, self._connection, stream, RESPONSE, response)

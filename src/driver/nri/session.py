@@ -371,16 +371,19 @@ class Session:
 
         return tell
 
-    def _after_answer(self, method: str, succeeded: bool) -> None:
-        if method == "Configure" and succeeded:
+    def _after_answer(self, method: str, error: str | None) -> None:
+        if method == "Shutdown":
+            self._trunk.close("the runtime has shut the driver down")
+        elif method in ("Configure", "Synchronize") and error is not None:
+            # The runtime is about to close the connection too, but would not say why.
+            self._trunk.close(f"{method} failed: {error}")
+        elif method == "Configure":
             self.configured.set()
-        elif method == "Synchronize" and succeeded and self._complete:
+        elif method == "Synchronize" and self._complete:
             self._complete = False
             self.synchronized.set()
             self._ready()
             self._plugin.synchronized()
-        elif method == "Shutdown":
-            self._trunk.close("the runtime has shut the driver down")
 
 
 async def _nothing(_: object) -> nri.Empty:
