@@ -235,8 +235,9 @@ class Node:
         self.put(body, raw=True)
 
     async def status_of(self, claim: ClaimName) -> list[Json]:
-        """Wait until the driver has written a claim's `status.devices`, and return it."""
-        return await self.box.api.wait_until(lambda: self.claim(claim)["status"].get("devices"))
+        """Wait until the driver has written a claim's `status.devices`, and return it without what is null."""
+        found = await self.box.api.wait_until(lambda: self.claim(claim)["status"].get("devices"))
+        return [{key: value for key, value in entry.items() if value is not None} for entry in found]
 
     # Calls.
 

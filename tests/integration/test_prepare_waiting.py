@@ -43,7 +43,7 @@ async def test_cpus_that_are_let_go_within_the_wait(node):
     waiting = asyncio.create_task(node.errors(second, third))
     await waits(node, second.uid)
     # The other claim of the same call has its CPUs by now; only the answer has to wait.
-    assert node.recorded() == {first.uid: "2-5", third.uid: "7"}
+    await node.until(lambda: node.recorded() == {first.uid: "2-5", third.uid: "7"})
     assert not waiting.done()
     let_go = time.monotonic()
     assert await node.unprepare(first) == [""]

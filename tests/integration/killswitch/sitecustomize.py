@@ -17,12 +17,18 @@ _FOLDERS = tuple(os.environ["KILLSWITCH_FOLDERS"].split(os.pathsep))
 _ORDERS = os.environ["KILLSWITCH_ORDERS"]
 _TRACE = os.environ["KILLSWITCH_TRACE"]
 _WRITING = os.O_WRONLY | os.O_RDWR
-_FUNCTIONS = ("chmod", "link", "mkdir", "remove", "rename", "rmdir", "symlink", "truncate")
+_FUNCTIONS = ("link", "mkdir", "remove", "rename", "rmdir", "symlink", "truncate")
 _CHANGES = frozenset(("open", "killswitch.fsync", *(f"os.{name}" for name in _FUNCTIONS)))
 
 _lock = threading.Lock()
 _round = ""
 _happened = 0
+
+
+def _changes_something(event: str, path: str) -> bool:
+    if event == "os.mkdir":
+        return os.path.isdir(os.path.dirname(path)) and not os.path.isdir(path)
+    return event != "os.remove" or os.path.lexists(path)
 
 
 def _watch(event: str, arguments: tuple) -> None:
@@ -33,8 +39,8 @@ def _watch(event: str, arguments: tuple) -> None:
     path = os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else os.fsdecode(path)
     if not path.startswith(_FOLDERS):
         return
-    if (event == "os.mkdir" and os.path.isdir(path)) or (event == "os.remove" and not os.path.lexists(path)):
-        return  # what changes nothing
+    if not _changes_something(event, path):
+        return
     with _lock:
         try:
             with open(_ORDERS) as file:
