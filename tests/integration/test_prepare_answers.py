@@ -164,6 +164,19 @@ async def test_metadata_that_cannot_be_written_stops_nothing(node):
     assert answer.devices[0].cdi_ids[1:] == (metadata_id(claim),)
 
 
+async def test_the_longest_names(node):
+    # Namespace and name of the claim are one name in the folder of metadata, where these two are too long together.
+    long, longer = (
+        node.add("2-3", name="n" * 200, namespace="s" * 54),
+        node.add("4", name="n" * 253, namespace="s" * 63),
+    )
+    answers = await node.prepare(long, longer)
+    assert [answer.error for answer in answers] == ["", ""]
+    assert [len(answer.devices[0].cdi_ids) for answer in answers] == [2, 1]
+    assert await node.agreed() == {long.uid: "2-3", longer.uid: "4"}
+    assert await node.unprepare(long, longer) == ["", ""]
+
+
 # 1, 2. Whose results.
 
 
@@ -412,10 +425,13 @@ async def test_another_allocation_of_a_prepared_claim(node, change):
 async def test_an_unprepared_claim_may_come_back_with_another_allocation(node):
     claim = node.add("2-5")
     assert await node.errors(claim) == [""]
+    await node.status_of(claim)
     assert await node.unprepare(claim) == [""]
     node.change(claim, config=[node.config("4-7")])
     assert await node.errors(claim) == [""]
     assert await node.agreed() == {claim.uid: "4-7"}
+    told = {"cpuset": "4-7"}
+    await node.box.api.wait_until(lambda: [entry["data"] for entry in node.claim(claim)["status"]["devices"]] == [told])
 
 
 @pytest.mark.parametrize("lost", ["record", "spec", "both", "metadata", "emptied", "everything"])
