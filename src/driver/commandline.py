@@ -24,7 +24,7 @@ _OUTPUT_DIR: Final = Flag(name="output-dir", value="DIR", help="write the report
 _SANDBOX_FLAGS: Final = (
     Flag(name="sysfs-root", value="DIR", help="the machine (a generated one: 2 sockets, 8 NUMA nodes, 256 CPUs)"),
     Flag(name="group-by", value="LEVEL", help=f"{', '.join(GROUPINGS)} (numanode)"),
-    Flag(name="reserved-cpus", value="CPUS", help="CPUs that no claim gets (none)"),
+    Flag(name="reserved-cpus", value="CPUS", help="CPUs that no claim gets (those of the first core)"),
 )
 _COMMANDS: Final = ("gatherinfo", "introspect", "demo", "box")
 
@@ -83,7 +83,7 @@ class SandboxOptions:
     group_by : str
         As in `Config`.
     reserved_cpus : CpuSet or None
-        As in `Config`; None: none.
+        CPUs that no claim gets; None: those of the first core.
     """
 
     sysfs_root: Path | None = None
