@@ -125,6 +125,8 @@ async def _serve(config: Config) -> None:
         stack.push_async_callback(status.close)
         runtime_side = _runtime_side(config, topology, ledger, cluster, health, metrics)
         runtime = runtime_side.enforcement if runtime_side is not None else NoRuntime()
+        if runtime_side is not None:
+            metrics.watch_containers(runtime_side.enforcement)
         preparer = Preparer(
             claims=cluster,
             allocator=_build_allocator(config, topology, model, pool),

@@ -49,6 +49,16 @@ class Conditions(Protocol):
         """Return for each condition whether it holds."""
 
 
+class Enforced(Protocol):
+    """What knows of the containers on this node."""
+
+    def shared_pool_size(self) -> int:
+        """Return how many CPUs the containers without a claim share."""
+
+    def container_counts(self) -> Mapping[str, int]:
+        """Return how many containers are ``exclusive`` and how many ``shared``."""
+
+
 class Metrics:
     """All metrics of this process.
 
@@ -64,6 +74,7 @@ class Metrics:
         self._registry = CollectorRegistry() if registry is None else registry
         self._ledger: Ledger | None = None
         self._health: Conditions | None = None
+        self._enforced: Enforced | None = None
 
         self._allocated_cpus = self._gauge("allocated_cpus", "CPUs that claims hold.")
         self._available_cpus = self._gauge("available_cpus", "CPUs that are online, not reserved and held by no claim.")
@@ -113,6 +124,12 @@ class Metrics:
         self._nri_connected = self._gauge(
             "nri_connected", "Whether the runtime is connected and its containers are known: 1 or 0."
         )
+        self._shared_pool_cpus = self._gauge("shared_pool_cpus", "CPUs that the containers without a claim share.")
+        self._containers = self._gauge(
+            "containers", "Containers that live, as the runtime last said.", "cpu_allocation_mode"
+        )
+        for mode in ("exclusive", "shared"):
+            self._containers.labels(mode)
         self._nri_reconnects = self._counter("nri_reconnects", "Times that the lost runtime was connected again.")
         self._nri_synchronize_seconds = self._labelled_histogram(
             "nri_synchronize_duration_seconds", "How long the driver took to answer a synchronisation.", _RESULTS
@@ -168,6 +185,10 @@ class Metrics:
         self._ledger = ledger
         self._health = health
         ProcessCollector(registry=self._registry)
+
+    def watch_containers(self, enforced: Enforced) -> None:
+        """Report from now on also how many containers there are, and what they share."""
+        self._enforced = enforced
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics in the best format for an ``Accept`` header, and their content type."""
@@ -275,6 +296,10 @@ class Metrics:
             self._reserved_cpus.set(len(pool.reserved))
             self._active_claims.set(len(records))
             self._adopted_claims.set(sum(record.adopted for record in records.values()))
+        if self._enforced is not None:
+            self._shared_pool_cpus.set(self._enforced.shared_pool_size())
+            for mode, count in self._enforced.container_counts().items():
+                self._containers.labels(mode).set(count)
         if self._health is not None:
             self._ready.set(self._health.ready)
             for condition, holds in self._health.conditions().items():

@@ -62,6 +62,63 @@ def test_each_metric_of_the_contract_is_there_from_the_start(metrics):
     assert not any("_created" in name for name in values)
 
 
+def test_each_metric_of_the_runtime_s_side_is_there_from_the_start(metrics):
+    values = samples(metrics)
+    for result in ("success", "error", "unknown"):
+        assert values[f'dra_cpu_nri_synchronize_duration_seconds_count{{result="{result}"}}'] == 0
+        for operation in ("create", "stop", "remove"):
+            for mode in ("exclusive", "shared"):
+                labels = f'{{cpu_allocation_mode="{mode}",result="{result}"}}'
+                assert values[f"dra_cpu_nri_{operation}_container_duration_seconds_count{labels}"] == 0
+                for bound in ("0.0001", "0.001", "0.05", "0.1", "1.5", "2.0", "5.0", "+Inf"):
+                    name = f"dra_cpu_nri_{operation}_container_duration_seconds_bucket"
+                    labels = f'{{cpu_allocation_mode="{mode}",le="{bound}",result="{result}"}}'
+                    assert values[name + labels] == 0
+    assert values["dra_cpu_nri_connected"] == 0
+
+
+def test_the_runtime_s_side_is_counted(metrics):
+    class Enforced:
+        def shared_pool_size(self) -> int:
+            return 12
+
+        def container_counts(self) -> dict[str, int]:
+            return {"exclusive": 2, "shared": 7}
+
+    metrics.watch_containers(Enforced())
+    metrics.set_nri_connected(True)
+    metrics.count_nri_reconnect()
+    metrics.observe_nri_synchronize("success", 0.02)
+    metrics.observe_nri("create_container", "error", "unknown", 0.002)
+    metrics.count_refused_container("foreign")
+    metrics.count_corrected_containers("shared", 5)
+    metrics.count_nri_push("success", 8)
+    metrics.count_nri_push("error", 1)
+    metrics.set_unmovable_containers(1)
+    metrics.count_orphaned_claim()
+    metrics.set_kubelet_static_cpu_manager(True)
+    values = samples(metrics)
+    labels = '{cpu_allocation_mode="unknown",result="error"}'
+    assert values[f"dra_cpu_nri_create_container_duration_seconds_sum{labels}"] == 0.002
+    assert values['dra_cpu_nri_synchronize_duration_seconds_sum{result="success"}'] == 0.02
+    for name, value in {
+        "shared_pool_cpus": 12,
+        'containers{cpu_allocation_mode="exclusive"}': 2,
+        'containers{cpu_allocation_mode="shared"}': 7,
+        "nri_connected": 1,
+        "nri_reconnects_total": 1,
+        'nri_refused_containers_total{reason="foreign"}': 1,
+        'nri_corrected_containers_total{cpu_allocation_mode="shared"}': 5,
+        'nri_pushes_total{result="success"}': 1,
+        'nri_pushes_total{result="error"}': 1,
+        "nri_pushed_containers_total": 9,
+        "nri_unmovable_containers": 1,
+        "orphaned_claims_total": 1,
+        "kubelet_static_cpu_manager": 1,
+    }.items():
+        assert values[f"dra_cpu_{name}"] == value
+
+
 def test_the_buckets_of_dra_driver_cpu_are_among_ours(metrics):
     values = samples(metrics)
     for name in ("prepare_claim_duration_seconds", "unprepare_claim_duration_seconds"):

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from driver.names import ClaimUID
-from driver.serial import ClaimLocks, uninterrupted
+from driver.serial import ClaimLocks, any_of, uninterrupted
 
 A, B = ClaimUID("a"), ClaimUID("b")
 
@@ -111,3 +111,18 @@ async def test_a_cancelled_caller_waits_for_the_end_of_the_work(fails, until):
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert steps == ["begins", "ends", "caller ends"]
+
+
+async def test_one_of_several_events_is_enough():
+    one, other = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    waiting = asyncio.create_task(any_of((one, other), loop.time() + 10))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    other.set()
+    assert await waiting
+    assert await any_of((one, other), loop.time() - 1)
+    assert not await any_of((one,), loop.time() + 0.01)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}

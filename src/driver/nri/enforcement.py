@@ -123,6 +123,16 @@ class Enforcement:
         self._closing = True
         self.notify()
 
+    # What metrics ask
+
+    def shared_pool_size(self) -> int:
+        """Return how many CPUs the containers without a claim share."""
+        return len(self.pool.cpus)
+
+    def container_counts(self) -> Mapping[str, int]:
+        """Return how many containers are ``exclusive`` and how many ``shared``."""
+        return {"exclusive": len(self.containers) - self.containers.shared, "shared": self.containers.shared}
+
     # What decisions ask
 
     @property
