@@ -83,6 +83,8 @@ class Containerd:
 
     Attributes
     ----------
+    folder : Path
+        Holds all of it.
     socket, nri_socket : Path
     cgroup_parent : str
         The parent of all pods' cgroups.
@@ -91,19 +93,19 @@ class Containerd:
 
     def __init__(self, programs: Path, cdi_dir: Path, *, settings: str = "") -> None:
         self._programs = programs
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_FOLDERS))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_FOLDERS))
         self._process: asyncio.subprocess.Process | None = None
-        self.socket = self._folder / "containerd.sock"
-        self.nri_socket = self._folder / "nri.sock"
-        self.cgroup_parent = f"/{self._folder.name}"
-        self.log_path = self._folder / "containerd.log"
-        text = _CONFIG.format(folder=self._folder, image=IMAGE, cdi_dir=cdi_dir, validator=settings)
-        (self._folder / "containerd.toml").write_text(text)
+        self.socket = self.folder / "containerd.sock"
+        self.nri_socket = self.folder / "nri.sock"
+        self.cgroup_parent = f"/{self.folder.name}"
+        self.log_path = self.folder / "containerd.log"
+        text = _CONFIG.format(folder=self.folder, image=IMAGE, cdi_dir=cdi_dir, validator=settings)
+        (self.folder / "containerd.toml").write_text(text)
 
     async def __aenter__(self) -> Containerd:
         try:
             await self.start()
-            archive = self._folder / "image.tar"
+            archive = self.folder / "image.tar"
             await asyncio.to_thread(write_archive, archive)
             await self._ctr("images", "import", str(archive))
         except BaseException:
@@ -133,7 +135,7 @@ class Containerd:
         with self.log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 self._programs / "containerd",
-                f"--config={self._folder / 'containerd.toml'}",
+                f"--config={self.folder / 'containerd.toml'}",
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -157,9 +159,9 @@ class Containerd:
 
     async def destroy(self) -> None:
         """End it with all its containers, and remove all that it has made."""
-        if self._process is not None:
-            await self.kill9()
-        await asyncio.to_thread(_remove, self._folder)
+        await self.kill9()
+        if self.folder.exists():
+            await asyncio.to_thread(_remove, self.folder)
 
     async def _end(self, number: signal.Signals) -> None:
         if self._process is None or self._process.returncode is not None:

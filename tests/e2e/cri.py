@@ -20,8 +20,8 @@ from e2e.images import IMAGE
 
 sys.path.insert(0, str(programs.cri_stubs()))
 
-import cri_v1_pb2 as cri  # noqa: E402
-import cri_v1_pb2_grpc as cri_grpc  # noqa: E402
+import cri_v1_pb2 as cri
+import cri_v1_pb2_grpc as cri_grpc
 
 _CALL_S = 60.0
 _READY_S = 60.0
@@ -201,7 +201,7 @@ class Cri:
     async def wait_ended(self, container: str) -> int:
         """Wait until a container has ended by itself, and return its exit code."""
         async with asyncio.timeout(_READY_S):
-            while (status := await self.status(container)).state != cri.CONTAINER_EXITED:
+            while (status := await self.status(container)).state != cri.CONTAINER_EXITED:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         return int(status.exit_code)
 

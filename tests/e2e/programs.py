@@ -9,6 +9,7 @@ A build is kept by the content of its `go.mod` and `go.sum` and the version of G
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -110,9 +111,10 @@ def cri_stubs() -> Path:
 
 @cache
 def _cri_proto() -> Path:
-    command = [go(), "list", "-m", "-f", "{{.Dir}}", "k8s.io/cri-api"]
-    where = subprocess.run(command, cwd=CONTAINERD, check=True, capture_output=True, text=True).stdout.strip()
-    return Path(where, "pkg/apis/runtime/v1/api.proto")
+    # Unlike `go list` this fetches the module if nothing was built yet.
+    command = [go(), "mod", "download", "-json", "k8s.io/cri-api"]
+    answer = subprocess.run(command, cwd=CONTAINERD, check=True, capture_output=True, text=True)
+    return Path(json.loads(answer.stdout)["Dir"], "pkg/apis/runtime/v1/api.proto")
 
 
 def _kept(make: Callable[[Path], None], *inputs: bytes) -> Path:

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything at once, at random, while the kernel is asked after each step who may run where.
+
+`DRACPU_E2E_CHURN_SECONDS` is how long, 60 by default; `DRACPU_E2E_CHURN_SEED` repeats the order of a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import statistics
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from driver.sandbox.kinds import RESOURCE_CLAIMS
+from driver.sandbox.plugins import KubeletError
+from e2e import kernel
+from e2e.cri import CriError
+from e2e.node import MANAGED
+from fastcpu import CpuSet
+
+SECONDS = float(os.environ.get("DRACPU_E2E_CHURN_SECONDS", "60"))
+SEED = int(os.environ.get("DRACPU_E2E_CHURN_SEED", "0")) or random.randrange(1, 1 << 32)
+CLIENTS = 4
+KILLS = 2
+AWAY_S = (1.0, 3.0)
+# A start that begins before the driver is back and whose end it does not hear of counts as over after five seconds.
+SETTLED_AFTER_S = 15.0
+GROWN_AFTER_S = 5.0
+# A runtime drops a plugin that answers later than this; a deadlock would take as long.
+WORST_CREATE_S = 2.0
+
+
+class Observer:
+    """Knows what must hold, and compares it with what the kernel says.
+
+    Attributes
+    ----------
+    settled : bool
+        Whether the driver lives, knows the runtime's containers and has moved those that were wrong.
+    epoch : int
+        How often that has changed.
+    held : dict of str to CpuSet
+        The claims that are prepared: from the answer to a prepare until an unprepare is sent.
+    containers : dict of str to str or None
+        The claim of each container, None of those on the shared pool.
+    """
+
+    def __init__(self, cgroup_parent):
+        hierarchy = Path("/sys/fs/cgroup/cpuset")
+        self._cgroups = (hierarchy if hierarchy.is_dir() else hierarchy.parent) / cgroup_parent.lstrip("/")
+        self.settled = False
+        self.epoch = 0
+        self.held = {}
+        self.containers = {}
+        self.checks = 0
+        self.processes_seen = 0
+
+    def settle(self, settled):
+        self.settled = settled
+        self.epoch += 1
+
+    def processes(self):
+        """Return claim, CPUs and a name of every process that runs an image."""
+        found = []
+        for path in self._cgroups.glob("pod*/*/cgroup.procs"):
+            container = path.parent.name
+            if container not in self.containers:
+                continue  # a sandbox
+            # A process may end, and a container be removed, while it is looked at.
+            with suppress(OSError):
+                for pid in map(int, path.read_text().split()):
+                    with suppress(OSError):
+                        # What is not of the image is runc, which has not moved in yet.
+                        if Path(f"/proc/{pid}/exe").readlink().name == "busybox":
+                            found.append((self.containers[container], kernel.allowed(pid), f"{container[:12]}/{pid}"))
+        return found
+
+    def strangers(self, processes):
+        """Return who is on the CPUs of a claim that it has not."""
+        return [
+            f"{name} of claim {claim} runs on {allowed}, but claim {holder} has {cpus}"
+            for claim, allowed, name in processes
+            for holder, cpus in self.held.items()
+            if claim != holder and not allowed.isdisjoint(cpus)
+        ]
+
+    def check(self):
+        """Ask the kernel. Nothing else happens in this process meanwhile."""
+        processes = self.processes()
+        self.checks += 1
+        self.processes_seen += len(processes)
+        for claim, allowed, name in processes:
+            if claim in self.held:
+                assert allowed == self.held[claim], f"{name} of claim {claim} runs on {allowed}, not on {self.held}"
+        if self.settled:
+            assert self.strangers(processes) == []
+
+
+class Churn:
+    """Clients of one node, and somebody who kills its driver.
+
+    Attributes
+    ----------
+    creations : list of tuple of float and bool
+        How long each CreateContainer took, and whether the driver was there all the while.
+    cycles : dict of str to int
+        How many pods have come and gone, shared and exclusive.
+    refused : int
+        What failed while the driver was away.
+    """
+
+    def __init__(self, node, observer, rng):
+        self._node = node
+        self._observer = observer
+        self._rng = rng
+        # Two CPUs allow one claim at a time: with two, nothing else could run.
+        self._turn = asyncio.Lock()
+        self._forced_updates = 0
+        self.creations = []
+        self.cycles = {"shared": 0, "exclusive": 0}
+        self.refused = 0
+        self.over = False
+
+    async def client(self):
+        while not self.over:
+            if not self._turn.locked() and self._rng.random() < 0.7:
+                async with self._turn:
+                    await self._exclusive()
+            else:
+                await self._shared()
+
+    async def kill(self):
+        """Kill the driver and start another after a while."""
+        self._observer.settle(False)
+        while self._forced_updates:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        # Whoever answers late or not at all has been thrown out.
+        assert (await self._node.metrics())["nri_reconnects_total"] == 0
+        await self._node.driver.kill9()
+        await asyncio.sleep(self._rng.uniform(*AWAY_S))
+        await self._node.start_driver()
+        await self.settle()
+
+    async def settle(self):
+        """Wait until everything is where it should be, and insist on that from then on."""
+
+        async def settled():
+            return not self._observer.strangers(self._observer.processes())
+
+        await self._node.until(settled, "nobody is on CPUs of others", SETTLED_AFTER_S)
+        self._observer.settle(True)
+
+    async def _shared(self):
+        pod = await self._node.pod()
+        containers = [await self._run(pod, f"c{number}") for number in range(self._rng.randint(1, 2))]
+        await self._use(pod, containers)
+        self.cycles["shared"] += 1
+
+    async def _exclusive(self):
+        pod = await self._node.pod()
+        cpus = self._rng.choice(("0", "1"))
+        claim = self._node.add_claim(cpus, pod)
+        while (devices := await self._prepare(claim)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        self._observer.held[claim.uid] = CpuSet.parse(cpus)
+        self._observer.check()
+        containers = [
+            await self._run(pod, f"c{number}", claim.uid, devices) for number in range(self._rng.randint(1, 3))
+        ]
+        await self._use(pod, containers)
+        del self._observer.held[claim.uid]
+        while not await self._unprepare(claim):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        self._observer.check()
+        self._node.box.api.delete(RESOURCE_CLAIMS, claim.name)
+        self.cycles["exclusive"] += 1
+
+    async def _prepare(self, claim):
+        with self._may_fail():
+            return await self._node.prepare(claim)
+        return None
+
+    async def _unprepare(self, claim):
+        with self._may_fail():
+            error = await self._node.unprepare(claim)
+            assert not error, error
+            return True
+        return False
+
+    async def _run(self, pod, name, claim=None, devices=()):
+        """Create and start a container, and return its id; None if it was refused while the driver was away."""
+        with self._may_fail():
+            epoch, started_at = self._observer.epoch, time.monotonic()
+            try:
+                container = await self._node.cri.create(pod, name, cdi=devices)
+            finally:
+                undisturbed = self._observer.settled and epoch == self._observer.epoch
+                self.creations.append((time.monotonic() - started_at, undisturbed))
+            self._observer.containers[container] = claim
+            self._observer.check()
+            if self._rng.random() < 0.3:
+                await self._update(container)
+            await self._node.cri.start(container)
+            self._observer.check()
+            return container
+        return None
+
+    async def _use(self, pod, containers):
+        """Do something with the containers that there are, and end the pod."""
+        living = [container for container in containers if container is not None]
+        for _ in range(self._rng.randint(0, 4)):
+            if living:
+                await self._update(self._rng.choice(living))
+            await asyncio.sleep(self._rng.uniform(0, 0.2))
+            self._observer.check()
+        if living and self._rng.random() < 0.5:
+            container = living.pop(self._rng.randrange(len(living)))
+            await self._node.cri.exec(container, "/bin/true")
+            await self._node.cri.stop(container)
+            self._observer.check()
+            await self._node.cri.remove(container)
+            self._observer.check()
+        await self._node.cri.end(pod)
+        self._observer.check()
+
+    async def _update(self, container):
+        # Of other CPUs only while somebody is there who objects.
+        forced = self._observer.settled
+        self._forced_updates += forced
+        try:
+            with self._may_fail():
+                cpus = self._rng.choice(("", "0-1", "0", "1")) if forced else ""
+                await self._node.cri.update(container, cpus=cpus, shares=self._rng.randint(2, 1024))
+        finally:
+            self._forced_updates -= forced
+        self._observer.check()
+
+    @contextmanager
+    def _may_fail(self):
+        """Let what is done fail if the driver was away meanwhile."""
+        epoch = self._observer.epoch
+        try:
+            yield
+        except (CriError, KubeletError, AssertionError):
+            if self._observer.settled and epoch == self._observer.epoch:
+                raise
+            self.refused += 1
+
+
+async def test_churn(node, capsys):
+    rng = random.Random(SEED)
+    observer = Observer(node.containerd.cgroup_parent)
+    await node.start_driver()
+    permanent = [await node.cri.run(await node.pod(), "permanent") for _ in range(3)]
+    observer.containers |= dict.fromkeys(permanent)
+    churn = Churn(node, observer, rng)
+    await churn.settle()
+    try:
+        async with asyncio.timeout(SECONDS + 120), asyncio.TaskGroup() as tasks:
+            clients = [tasks.create_task(churn.client()) for _ in range(CLIENTS)]
+            for _ in range(KILLS):
+                await asyncio.sleep(SECONDS / (KILLS + 1))
+                await churn.kill()
+            await asyncio.sleep(SECONDS / (KILLS + 1))
+            churn.over = True
+            await asyncio.wait(clients)
+    finally:
+        with capsys.disabled():
+            print(f"\nchurn with seed {SEED}: {report(churn, observer)}")
+    let_go = time.monotonic()
+    for container in permanent:
+        await node.wait_cpus(container, str(MANAGED), GROWN_AFTER_S)
+    metrics = await node.metrics()
+    with capsys.disabled():
+        print(f"all CPUs were shared again {time.monotonic() - let_go:.2f} s after the end")
+    assert metrics["nri_reconnects_total"] == 0
+    assert metrics["nri_unmovable_containers"] == 0
+    assert metrics["allocated_cpus"] == 0
+    assert min(churn.cycles.values()) > 0
+    assert max(seconds for seconds, undisturbed in churn.creations if undisturbed) < WORST_CREATE_S
+
+
+def report(churn, observer):
+    undisturbed = sorted(seconds for seconds, undisturbed in churn.creations if undisturbed)
+    if not undisturbed:
+        return "no containers"
+    return (
+        f"{churn.cycles['shared']} shared and {churn.cycles['exclusive']} exclusive pods; "
+        f"{len(churn.creations)} CreateContainer calls, worst {max(churn.creations)[0] * 1000:.0f} ms, with the driver "
+        f"there all the while {undisturbed[-1] * 1000:.0f} ms, median {statistics.median(undisturbed) * 1000:.0f} ms; "
+        f"{churn.refused} calls failed without it; {observer.checks} checks of {observer.processes_seen} processes"
+    )
