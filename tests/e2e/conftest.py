@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def pytest_sessionstart() -> None:
     if lacks := programs.missing():
         lines = "\n  ".join(lacks)
-        pytest.exit(f"the end-to-end tests cannot run here; missing:\n  {lines}", returncode=1)
+        raise pytest.UsageError(f"the end-to-end tests cannot run here; missing:\n  {lines}")
 
 
 @pytest.fixture(scope="session")

@@ -42,8 +42,8 @@ def missing() -> list[str]:
     ]
     if not (Path("/sys/fs/cgroup/cpuset").is_dir() or "cpuset" in _unified_controllers()):
         lacks.append("the cpuset cgroup controller")
-    if len(os.sched_getaffinity(0)) < 2:
-        lacks.append("two CPUs: one for a claim and one for all others")
+    if not os.sched_getaffinity(0) >= {0, 1}:
+        lacks.append("CPUs 0 and 1: one for a claim and one for all others")
     return lacks
 
 
