@@ -84,7 +84,7 @@ cdef inline void add_share(Stage *stage, const Stage *rest, Py_ssize_t t, int64_
         relax(stage.costs + (first - stage.low), rest.costs + (first - t - rest.low), cost, last - first + 1)
 
 
-cdef int add_stage(Arena *arena, const Party *party, const Stage *rest, Stage *stage) noexcept nogil:
+cdef int add_stage(Arena *arena, const Party *party, const Stage *rest, Stage *stage, bint last) noexcept nogil:
     """Compute a stage, whose bounds are set, from the one after it."""
     cdef Py_ssize_t n = stage.high - stage.low + 1, k, t
     stage.costs = <int64_t *> allocate(arena, max(n, <Py_ssize_t> 0) * sizeof(int64_t))
@@ -94,6 +94,11 @@ cdef int add_stage(Arena *arena, const Party *party, const Stage *rest, Stage *s
         stage.costs[k] = IMPOSSIBLE
     if party.optional:
         add_share(stage, rest, 0, 0)
+    if last:
+        # Nobody is there to give the rest, which would be one call for each number.
+        for t in range(max(party.low, stage.low), min(party.high, stage.high) + 1):
+            stage.costs[t - stage.low] = min(party.costs[t - party.low] + party.fixed_cost, IMPOSSIBLE)
+        return 0
     for t in range(party.low, party.high + 1):
         add_share(stage, rest, t, party.costs[t - party.low] + party.fixed_cost)
     return 0
@@ -103,21 +108,22 @@ cdef Stage *apportion(Arena *arena, const Party *parties, Py_ssize_t n_parties,
                       Py_ssize_t low, Py_ssize_t high) noexcept nogil:
     cdef Stage *stages = <Stage *> allocate(arena, (n_parties + 1) * sizeof(Stage))
     cdef int64_t *nothing = <int64_t *> allocate(arena, sizeof(int64_t))
-    cdef Py_ssize_t before = 0, i
+    cdef Py_ssize_t before_low = 0, before_high = 0, own_low, i
     if stages == NULL or nothing == NULL:
         return NULL
     nothing[0] = 0
     stages[n_parties].costs = nothing
     stages[n_parties].low = stages[n_parties].high = 0
     for i in range(n_parties):
-        before += parties[i].high
+        before_low += 0 if parties[i].optional else parties[i].low
+        before_high += parties[i].high
     for i in range(n_parties - 1, -1, -1):
-        before -= parties[i].high
-        stages[i].low = max(<Py_ssize_t> 0, low - before)
-        stages[i].high = min(high, stages[i + 1].high + parties[i].high)
-        if i == 0:
-            stages[i].high = high
-        if add_stage(arena, &parties[i], &stages[i + 1], &stages[i]) < 0:
+        own_low = 0 if parties[i].optional else parties[i].low
+        before_low -= own_low
+        before_high -= parties[i].high
+        stages[i].low = max(low - before_high, stages[i + 1].low + own_low) if i > 0 else low
+        stages[i].high = min(high - before_low, stages[i + 1].high + parties[i].high) if i > 0 else high
+        if add_stage(arena, &parties[i], &stages[i + 1], &stages[i], i == n_parties - 1) < 0:
             return NULL
     return stages
 

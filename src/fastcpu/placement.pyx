@@ -39,8 +39,8 @@ cimport cython
 
 from fastcpu.apportion cimport IMPOSSIBLE, allocate
 from fastcpu.cpuset cimport CpuSet, from_words
-from fastcpu.search cimport Core, Domain, Search, Weights, Wishes, begin, collect, end, leave_out, \
-    restrict_to, run
+from fastcpu.limits cimport Core, Domain, Search, Weights, Wishes, begin, end, leave_out, restrict_to
+from fastcpu.search cimport collect, run
 from fastcpu.topology cimport Topology
 
 import operator
@@ -76,7 +76,7 @@ cdef tuple fitting_sizes(const Search *search):
     cdef Py_ssize_t c
     possible = 1  # bit n: some cores have n CPUs together
     for c in range(search.machine.n_cores):
-        possible |= possible << search.usable[c]
+        possible |= possible << search.usable[c] * search.unit
     smaller = possible & ((1 << search.wishes.n) - 1)
     larger = possible >> search.wishes.n
     sizes = [smaller.bit_length() - 1] if smaller > 1 else []

@@ -13,167 +13,21 @@ one party: of k CPUs taken from them the first ones give all that they have and 
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
-from fastcpu.apportion cimport IMPOSSIBLE, Party, allocate, apportion, close_arena, open_arena, share
-from fastcpu.bits cimport test_bit, trailing_zeros
+from fastcpu.apportion cimport IMPOSSIBLE, Party, allocate, apportion, close_arena, share
+from fastcpu.bits cimport test_bit
+from fastcpu.limits cimport Core, Domain, DomainState, Search, Weights, add_children, bound_domains, least_of_core, \
+    level_nodes, most_of_core
 
 cdef extern from "Python.h":
     const Py_ssize_t PY_SSIZE_T_MAX
 
 
-cdef int begin(Search *search, const Machine *machine, const uint64_t *free, Py_ssize_t n_words) noexcept nogil:
-    cdef Py_ssize_t c, d, i
-    cdef uint64_t word
-    cdef const Domain *domain
-    cdef DomainState *state
-    memset(search, 0, sizeof(Search))
-    open_arena(&search.memory)
-    open_arena(&search.work)
-    search.machine = machine
-    search.free = free
-    search.n_words = n_words
-    search.n_free = <Py_ssize_t *> allocate(&search.memory, machine.n_cores * sizeof(Py_ssize_t))
-    search.usable = <Py_ssize_t *> allocate(&search.memory, machine.n_cores * sizeof(Py_ssize_t))
-    search.states = <DomainState *> allocate(&search.memory, machine.n_domains * sizeof(DomainState))
-    if search.n_free == NULL or search.usable == NULL or search.states == NULL:
-        return -1
-    memset(search.n_free, 0, machine.n_cores * sizeof(Py_ssize_t))
-    memset(search.states, 0, machine.n_domains * sizeof(DomainState))
-    for i in range(n_words):
-        word = free[i]
-        while word:
-            search.n_free[machine.core_of_cpu[(i << 6) + trailing_zeros(word)]] += 1
-            word &= word - 1
-    for d in range(machine.n_domains - 1, -1, -1):
-        domain = &machine.domains[d]
-        state = &search.states[d]
-        if domain.end == d + 1:
-            for c in range(domain.first_core, domain.end_core):
-                state.n_free += search.n_free[c]
-        state.cost = domain.cost + domain.n_levels * machine.weights.loose * state.n_free
-        if state.n_free == domain.n_cpus:
-            state.cost += domain.n_levels * machine.weights.whole * domain.n_cpus
-        if domain.parent >= 0:
-            search.states[domain.parent].n_free += state.n_free
-    return 0
-
-
-cdef void end(Search *search) noexcept nogil:
-    close_arena(&search.memory)
-    close_arena(&search.work)
-
-
-cdef void restrict_to(Search *search, Wishes wishes) noexcept nogil:
-    cdef const Core *core
-    cdef Py_ssize_t c, usable, covered
-    search.wishes = wishes
-    search.n_usable = 0
-    search.layers = 0
-    search.core_size = 0
-    for c in range(search.machine.n_cores):
-        core = &search.machine.cores[c]
-        usable = search.n_free[c]
-        if not (wishes.types >> core.rank) & 1 or (wishes.whole_cores and usable < core.size):
-            usable = 0
-        search.usable[c] = usable
-        search.n_usable += usable
-        if usable > 0 and wishes.whole_cores:
-            if search.n_usable == usable:
-                search.core_size = usable
-            elif search.core_size != usable:
-                search.core_size = -1
-    search.core_size = max(search.core_size, <Py_ssize_t> 0)
-    if wishes.spread and not wishes.whole_cores and search.n_usable >= wishes.n:
-        covered = 0
-        while covered < wishes.n:
-            for c in range(search.machine.n_cores):
-                covered += search.usable[c] > search.layers
-            search.layers += 1
-
-
-cdef bint leave_out(Search *search, unsigned int crossing) noexcept nogil:
-    cdef Py_ssize_t c
-    for c in range(search.machine.n_cores):
-        if search.machine.cores[c].crossing & crossing and search.usable[c] > 0:
-            if least_of_core(search, search.usable[c]) > 0:
-                return False
-            search.usable[c] = 0
-    return True
-
-
-cdef inline Py_ssize_t least_of_core(const Search *search, Py_ssize_t usable) noexcept nogil:
-    return min(usable, search.layers - 1) if search.layers > 0 else 0
-
-
-cdef inline Py_ssize_t most_of_core(const Search *search, Py_ssize_t usable) noexcept nogil:
-    return min(usable, search.layers) if search.layers > 0 else usable
-
-
-cdef void bound_domains(Search *search) noexcept nogil:
-    """Find how many CPUs each domain must and can give, as far as its own cores decide."""
-    cdef const Domain *domain
-    cdef DomainState *state
-    cdef Py_ssize_t c, d
-    for d in range(search.machine.n_domains):
-        search.states[d].low = search.states[d].high = 0
-    for d in range(search.machine.n_domains - 1, -1, -1):
-        domain = &search.machine.domains[d]
-        state = &search.states[d]
-        if domain.end == d + 1:
-            for c in range(domain.first_core, domain.end_core):
-                state.low += least_of_core(search, search.usable[c])
-                state.high += most_of_core(search, search.usable[c])
-        if domain.parent >= 0:
-            search.states[domain.parent].low += state.low
-            search.states[domain.parent].high += state.high
-
-
-cdef inline Py_ssize_t clamp(Py_ssize_t value, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
-    return low if value < low else high if value > high else value
-
-
-cdef Py_ssize_t even_share(const Search *search, Py_ssize_t unit) noexcept nogil:
-    """The largest multiple of the unit that every NUMA node that can may give without there being too many CPUs."""
-    cdef Py_ssize_t low = 0, high = search.wishes.n // unit, middle, total, d
-    while low < high:
-        middle = (low + high + 1) // 2
-        total = 0
-        for d in range(search.machine.n_domains):
-            if search.machine.domains[d].is_numa_node:
-                total += clamp(middle * unit, search.states[d].low, search.states[d].high)
-        if total <= search.wishes.n:
-            low = middle
-        else:
-            high = middle - 1
-    return low * unit
-
-
-cdef void level_nodes(Search *search, Py_ssize_t slack) noexcept nogil:
-    """Bound what each NUMA node gives to the even share or one unit more, give or take the slack."""
-    cdef Py_ssize_t unit = max(search.core_size, <Py_ssize_t> 1), least, d, e
-    cdef DomainState *state
-    bound_domains(search)
-    least = even_share(search, unit)
-    for d in range(search.machine.n_domains):
-        if search.machine.domains[d].is_numa_node:
-            state = &search.states[d]
-            state.low = max(state.low, clamp(least, state.low, state.high) - slack)
-            state.high = min(state.high, clamp(least + unit, state.low, state.high) + slack)
-    for d in range(search.machine.n_domains - 1, -1, -1):
-        if search.machine.domains[d].end > d + 1 and not search.machine.domains[d].is_numa_node:
-            search.states[d].low = search.states[d].high = 0
-            e = d + 1
-            while e < search.machine.domains[d].end:
-                search.states[d].low += search.states[e].low
-                search.states[d].high += search.states[e].high
-                e = search.machine.domains[e].end
-
-
 cdef int64_t class_cost(const Search *search, Py_ssize_t rank, bint whole, Py_ssize_t usable, Py_ssize_t n_cores,
                         Py_ssize_t n) noexcept nogil:
-    """The cost of n CPUs of cores that are alike; n is at least 1, and possible."""
+    """The cost of n units of cores that are alike; n is at least 1, and possible."""
     cdef const Weights *weights = &search.machine.weights
     cdef Py_ssize_t least = least_of_core(search, usable), touched
-    cdef int64_t cost = weights.slow * rank * n
+    cdef int64_t cost = weights.slow * rank * n * search.unit
     if search.layers > 0:
         touched = n_cores if least > 0 else n
     else:
@@ -184,13 +38,13 @@ cdef int64_t class_cost(const Search *search, Py_ssize_t rank, bint whole, Py_ss
             if search.wishes.whole_cores:
                 return IMPOSSIBLE
             cost += weights.split
-    cost += weights.loose * touched * usable
+    cost += weights.loose * touched * usable * search.unit
     if whole:
-        cost += weights.whole * touched * usable
+        cost += weights.whole * touched * usable * search.unit
     return cost
 
 
-cdef inline Py_ssize_t class_of(const Search *search, Py_ssize_t c) noexcept nogil:
+cdef inline Py_ssize_t class_of_core(const Search *search, Py_ssize_t c) noexcept nogil:
     """Which cores a core with usable CPUs is alike: performance cores first, whole ones first, large ones first."""
     cdef const Core *core = &search.machine.cores[c]
     cdef bint whole = search.n_free[c] == core.size
@@ -198,7 +52,7 @@ cdef inline Py_ssize_t class_of(const Search *search, Py_ssize_t c) noexcept nog
 
 
 cdef int gather_cores(Search *search, Py_ssize_t d, Py_ssize_t most) noexcept nogil:
-    """Make the classes of cores of a domain the parties that give up to so many CPUs."""
+    """Make the classes of cores of a domain the parties that give up to so many units."""
     cdef const Domain *domain = &search.machine.domains[d]
     cdef DomainState *state = &search.states[d]
     cdef Py_ssize_t largest = search.machine.largest_core, n_classes = 6 * largest, c, k, n, usable
@@ -212,7 +66,8 @@ cdef int gather_cores(Search *search, Py_ssize_t d, Py_ssize_t most) noexcept no
     state.n_parties = 0
     for c in range(domain.first_core, domain.end_core):
         if search.usable[c] > 0:
-            k = class_of(search, c)
+            k = class_of_core(search, c)
+            search.class_of[c] = k
             state.n_parties += members[k] == 0
             members[k] += 1
     state.parties = <Party *> allocate(&search.work, state.n_parties * sizeof(Party))
@@ -243,7 +98,7 @@ cdef int gather_cores(Search *search, Py_ssize_t d, Py_ssize_t most) noexcept no
 
 cdef int fewest_useful(Search *search, Py_ssize_t d, Py_ssize_t most, Py_ssize_t *largest,
                        Py_ssize_t *beyond) noexcept nogil:
-    """Find what the largest children of a domain can give, if there is one fewer of them than so many CPUs need.
+    """Find what the largest children of a domain can give, if there is one fewer of them than so many units need.
 
     `largest` gets how many they can give together; `beyond` gets two numbers: what the last of them and what the next
     can give.
@@ -275,12 +130,12 @@ cdef int fewest_useful(Search *search, Py_ssize_t d, Py_ssize_t most, Py_ssize_t
 
 cdef int gather_children(Search *search, Py_ssize_t d, Py_ssize_t least, Py_ssize_t most,
                          bint dense) noexcept nogil:
-    """Make the children of a domain the parties that give so many CPUs."""
+    """Make the children of a domain the parties that give so many units."""
     cdef const Domain *domain = &search.machine.domains[d]
     cdef DomainState *state = &search.states[d]
     cdef DomainState *child
     cdef Party *party
-    cdef Py_ssize_t e, others, largest = 0
+    cdef Py_ssize_t e, low, high, others, largest = 0
     cdef Py_ssize_t[2] beyond
     cdef bint counted = dense and domain.counts_children
     if counted and fewest_useful(search, d, most, &largest, beyond) < 0:
@@ -289,6 +144,7 @@ cdef int gather_children(Search *search, Py_ssize_t d, Py_ssize_t least, Py_ssiz
     state.parties = <Party *> allocate(&search.work, (domain.end - d) * sizeof(Party))
     if state.parties == NULL:
         return -1
+    add_children(search, d, &low, &high)
     e = d
     while True:
         e = d + 1 if e == d else search.machine.domains[e].end
@@ -296,17 +152,18 @@ cdef int gather_children(Search *search, Py_ssize_t d, Py_ssize_t least, Py_ssiz
             return 0
         child = &search.states[e]
         party = &state.parties[state.n_parties]
-        party.low = max(child.low, <Py_ssize_t> 1)
-        party.high = min(child.high, most)
+        party.low = max(child.low, least - (high - child.high))
+        party.high = min(child.high, most - (low - child.low))
+        party.optional = party.low <= 0
+        party.low = max(party.low, <Py_ssize_t> 1)
         if counted:
-            # The others are so few that they cannot give more than the largest of them.
+            # If it is one of the fewest, the others are so few that they cannot give more than the largest of them.
             others = largest
             if child.high >= beyond[0]:
                 others += beyond[1] - child.high
             party.low = max(party.low, least - others)
         if party.low > party.high:
             continue
-        party.optional = child.low == 0
         party.fixed_cost = child.cost
         party.source = e
         if divide(search, e, party.low, party.high, dense) < 0:
@@ -317,7 +174,7 @@ cdef int gather_children(Search *search, Py_ssize_t d, Py_ssize_t least, Py_ssiz
 
 
 cdef int divide(Search *search, Py_ssize_t d, Py_ssize_t least, Py_ssize_t most, bint dense) noexcept nogil:
-    """Find the best division of every number of CPUs from least to most in a domain; 0, or -1 without memory."""
+    """Find the best division of every number of units from least to most in a domain; 0, or -1 without memory."""
     cdef DomainState *state = &search.states[d]
     cdef int status
     if search.machine.domains[d].end == d + 1:
@@ -334,7 +191,7 @@ cdef int divide(Search *search, Py_ssize_t d, Py_ssize_t least, Py_ssize_t most,
 
 
 cdef int64_t attempt(Search *search, bint dense) noexcept nogil:
-    cdef Py_ssize_t n = search.wishes.n
+    cdef Py_ssize_t n = search.n
     cdef DomainState *machine = &search.states[0]
     close_arena(&search.work)
     if machine.low > n or machine.high < n:
@@ -345,17 +202,17 @@ cdef int64_t attempt(Search *search, bint dense) noexcept nogil:
 
 
 cdef int64_t run(Search *search) noexcept nogil:
-    cdef bint alike = not search.wishes.whole_cores or search.core_size > 0
+    cdef bint dense = search.same_size or not search.wishes.whole_cores
     cdef Py_ssize_t slack
     cdef int64_t cost
-    if search.core_size > 0 and search.wishes.n % search.core_size:
+    if search.wishes.whole_cores and search.wishes.n % search.unit:
         return IMPOSSIBLE
-    if not (search.wishes.distribute and alike):
+    if not (search.wishes.distribute and dense):
         bound_domains(search)
-        cost = attempt(search, search.layers < 2 and alike)
+        cost = attempt(search, search.layers < 2 and dense)
         if cost == IMPOSSIBLE or not search.wishes.distribute:
             return cost
-    for slack in range(search.wishes.n + 1):
+    for slack in range(search.n + 1):
         level_nodes(search, slack)
         cost = attempt(search, False)
         if cost != IMPOSSIBLE:
@@ -364,7 +221,10 @@ cdef int64_t run(Search *search) noexcept nogil:
 
 
 cdef void take(Search *search, const Core *core, Py_ssize_t n, uint64_t *words) noexcept nogil:
+    """Take n units of a core, but no more CPUs than were asked for."""
     cdef Py_ssize_t i = core.first, cpu
+    n = min(n * search.unit, search.left)
+    search.left -= n
     while n > 0:
         cpu = search.machine.cpus[i]
         if test_bit(search.free, search.n_words, cpu):
@@ -374,20 +234,21 @@ cdef void take(Search *search, const Core *core, Py_ssize_t n, uint64_t *words) 
 
 
 cdef void take_class(Search *search, Py_ssize_t d, Py_ssize_t k, Py_ssize_t n, uint64_t *words) noexcept nogil:
-    """Take n CPUs of the cores of a class: what each must give, and of the rest all that the first ones can."""
+    """Take n units of the cores of a class: what each must give, and of the rest all that the first ones can."""
     cdef const Domain *domain = &search.machine.domains[d]
-    cdef Py_ssize_t c, more
+    cdef Py_ssize_t usable = search.machine.largest_core - k % search.machine.largest_core
+    cdef Py_ssize_t least = least_of_core(search, usable), most = most_of_core(search, usable), c, given
+    if least > 0:
+        for c in range(domain.first_core, domain.end_core):
+            if search.usable[c] > 0 and search.class_of[c] == k:
+                n -= least
     for c in range(domain.first_core, domain.end_core):
-        if search.usable[c] > 0 and class_of(search, c) == k:
-            n -= least_of_core(search, search.usable[c])
-    for c in range(domain.first_core, domain.end_core):
-        if search.usable[c] > 0 and class_of(search, c) == k:
-            more = least_of_core(search, search.usable[c])
-            if n > 0:
-                n += more
-                more = min(n, most_of_core(search, search.usable[c]))
-                n -= more
-            take(search, &search.machine.cores[c], more, words)
+        if search.usable[c] > 0 and search.class_of[c] == k:
+            given = min(least + n, most)
+            n -= given - least
+            if given == 0:
+                break
+            take(search, &search.machine.cores[c], given, words)
 
 
 cdef void take_domain(Search *search, Py_ssize_t d, Py_ssize_t n, uint64_t *words) noexcept nogil:
@@ -404,4 +265,5 @@ cdef void take_domain(Search *search, Py_ssize_t d, Py_ssize_t n, uint64_t *word
 
 
 cdef void collect(Search *search, uint64_t *words) noexcept nogil:
-    take_domain(search, 0, search.wishes.n, words)
+    search.left = search.wishes.n
+    take_domain(search, 0, search.n, words)

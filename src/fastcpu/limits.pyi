@@ -1,0 +1,1 @@
+# Functions for other Cython modules only; Python has nothing to call here.

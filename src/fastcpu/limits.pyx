@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one request may take of each core and of each domain of a machine.
+
+Cores follow from what is free and what is wished for, domains from their cores. Where all cores that come into
+question are whole and equally large, and no more than one of them can be split, it is cores that are counted instead of
+CPUs: the unit of all numbers is then the CPUs of one core.
+"""
+
+from libc.stdint cimport uint64_t
+from libc.string cimport memset
+
+from fastcpu.apportion cimport allocate, close_arena, open_arena
+from fastcpu.bits cimport trailing_zeros
+
+
+cdef int begin(Search *search, const Machine *machine, const uint64_t *free, Py_ssize_t n_words) noexcept nogil:
+    cdef Py_ssize_t c, d, i
+    cdef uint64_t word
+    cdef const Domain *domain
+    cdef DomainState *state
+    memset(search, 0, sizeof(Search))
+    open_arena(&search.memory)
+    open_arena(&search.work)
+    search.machine = machine
+    search.free = free
+    search.n_words = n_words
+    search.n_free = <Py_ssize_t *> allocate(&search.memory, machine.n_cores * sizeof(Py_ssize_t))
+    search.usable = <Py_ssize_t *> allocate(&search.memory, machine.n_cores * sizeof(Py_ssize_t))
+    search.class_of = <Py_ssize_t *> allocate(&search.memory, machine.n_cores * sizeof(Py_ssize_t))
+    search.states = <DomainState *> allocate(&search.memory, machine.n_domains * sizeof(DomainState))
+    if search.n_free == NULL or search.usable == NULL or search.class_of == NULL or search.states == NULL:
+        return -1
+    memset(search.n_free, 0, machine.n_cores * sizeof(Py_ssize_t))
+    memset(search.states, 0, machine.n_domains * sizeof(DomainState))
+    for i in range(n_words):
+        word = free[i]
+        while word:
+            search.n_free[machine.core_of_cpu[(i << 6) + trailing_zeros(word)]] += 1
+            word &= word - 1
+    for d in range(machine.n_domains - 1, -1, -1):
+        domain = &machine.domains[d]
+        state = &search.states[d]
+        if domain.end == d + 1:
+            for c in range(domain.first_core, domain.end_core):
+                state.n_free += search.n_free[c]
+        state.cost = domain.cost + domain.n_levels * machine.weights.loose * state.n_free
+        if state.n_free == domain.n_cpus:
+            state.cost += domain.n_levels * machine.weights.whole * domain.n_cpus
+        if domain.parent >= 0:
+            search.states[domain.parent].n_free += state.n_free
+    return 0
+
+
+cdef void end(Search *search) noexcept nogil:
+    close_arena(&search.memory)
+    close_arena(&search.work)
+
+
+cdef void restrict_to(Search *search, Wishes wishes) noexcept nogil:
+    cdef const Core *core
+    cdef Py_ssize_t c, usable, covered, size = -1
+    cdef bint alike = True
+    search.wishes = wishes
+    search.n = wishes.n
+    search.n_usable = 0
+    search.layers = 0
+    search.unit = 1
+    for c in range(search.machine.n_cores):
+        core = &search.machine.cores[c]
+        usable = search.n_free[c]
+        if not (wishes.types >> core.rank) & 1 or (wishes.whole_cores and usable < core.size):
+            usable = 0
+        search.usable[c] = usable
+        search.n_usable += usable
+        if usable > 0:
+            if size < 0:
+                size = usable
+            alike = alike and usable == size == core.size
+    search.same_size = alike
+    if search.n_usable < wishes.n:
+        return
+    if wishes.spread and not wishes.whole_cores:
+        covered = 0
+        while covered < wishes.n:
+            for c in range(search.machine.n_cores):
+                covered += search.usable[c] > search.layers
+            search.layers += 1
+    elif alike and size > 1 and not wishes.types & (wishes.types - 1) and (wishes.whole_cores or not wishes.distribute):
+        # No core is split but the last one: what is divided is whole cores.
+        search.unit = size
+        search.n = (wishes.n + size - 1) // size
+        for c in range(search.machine.n_cores):
+            search.usable[c] = search.usable[c] > 0
+
+
+cdef bint leave_out(Search *search, unsigned int crossing) noexcept nogil:
+    cdef Py_ssize_t c
+    if crossing == 0:
+        return True
+    for c in range(search.machine.n_cores):
+        if search.machine.cores[c].crossing & crossing and search.usable[c] > 0:
+            if least_of_core(search, search.usable[c]) > 0:
+                return False
+            search.usable[c] = 0
+    return True
+
+
+cdef void bound_domains(Search *search) noexcept nogil:
+    """Find how many units each domain must and can give, as far as its own cores decide."""
+    cdef const Domain *domain
+    cdef DomainState *state
+    cdef Py_ssize_t c, d
+    for d in range(search.machine.n_domains):
+        search.states[d].low = search.states[d].high = 0
+    for d in range(search.machine.n_domains - 1, -1, -1):
+        domain = &search.machine.domains[d]
+        state = &search.states[d]
+        if domain.end == d + 1:
+            for c in range(domain.first_core, domain.end_core):
+                state.low += least_of_core(search, search.usable[c])
+                state.high += most_of_core(search, search.usable[c])
+        if domain.parent >= 0:
+            search.states[domain.parent].low += state.low
+            search.states[domain.parent].high += state.high
+
+
+cdef void add_children(const Search *search, Py_ssize_t d, Py_ssize_t *low, Py_ssize_t *high) noexcept nogil:
+    """Find how many units the children of a domain must and can give together."""
+    cdef Py_ssize_t e = d + 1
+    low[0] = high[0] = 0
+    while e < search.machine.domains[d].end:
+        low[0] += search.states[e].low
+        high[0] += search.states[e].high
+        e = search.machine.domains[e].end
+
+
+cdef inline Py_ssize_t clamp(Py_ssize_t value, Py_ssize_t low, Py_ssize_t high) noexcept nogil:
+    return low if value < low else high if value > high else value
+
+
+cdef Py_ssize_t even_share(const Search *search) noexcept nogil:
+    """The most that every NUMA node that can may give without there being too much."""
+    cdef Py_ssize_t low = 0, high = search.n, middle, total, d
+    while low < high:
+        middle = (low + high + 1) // 2
+        total = 0
+        for d in range(search.machine.n_domains):
+            if search.machine.domains[d].is_numa_node:
+                total += clamp(middle, search.states[d].low, search.states[d].high)
+        if total <= search.n:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+cdef void level_nodes(Search *search, Py_ssize_t slack) noexcept nogil:
+    """Bound what each NUMA node gives to the even share or one more, give or take the slack."""
+    cdef Py_ssize_t least, most, d
+    cdef DomainState *state
+    bound_domains(search)
+    least = even_share(search)
+    for d in range(search.machine.n_domains):
+        if search.machine.domains[d].is_numa_node:
+            state = &search.states[d]
+            most = clamp(least + 1, state.low, state.high) + slack
+            state.low = max(state.low, clamp(least, state.low, state.high) - slack)
+            state.high = min(state.high, most)
+    for d in range(search.machine.n_domains - 1, -1, -1):
+        if search.machine.domains[d].end > d + 1 and not search.machine.domains[d].is_numa_node:
+            add_children(search, d, &search.states[d].low, &search.states[d].high)
