@@ -48,7 +48,7 @@ async def test_cpus_that_are_let_go_within_the_wait(node):
     let_go = time.monotonic()
     assert await node.unprepare(first) == [""]
     assert await waiting == ["", ""]
-    assert time.monotonic() - let_go < 1
+    assert time.monotonic() - let_go < 3
     assert await node.agreed() == {second.uid: "5-6", third.uid: "7"}
 
 
