@@ -135,6 +135,11 @@ def pod(name, *claims):
     return {"metadata": {"name": name}, "spec": {"nodeName": "test-node", "resourceClaims": references}}
 
 
+def with_containers(body, *containers, init=()):
+    body["spec"] |= {"containers": list(containers), "initContainers": list(init)}
+    return body
+
+
 def phase_of(box, name):
     found = box.api.get(PODS, name)
     return found["status"]["phase"] if found is not None else "gone"
@@ -164,6 +169,54 @@ async def test_pods_have_their_claims_prepared_and_unprepared(cluster_box, drive
     assert phase_of(cluster_box, "q") == "gone"
     assert held_cpus(cluster_box.cdi_dir) == {}
     assert cluster_box.api.get(RESOURCE_CLAIMS, "a")["status"] == {}
+
+
+def effective(box):
+    runtime = box.runtime
+    return {made.name: str(runtime.effective(made.id)) for made in runtime.containers.values()}
+
+
+async def test_containers_of_pods_are_pinned_moved_and_refused(cluster_box, driver_process, add_claim, pods):
+    await driver_process({"reservedCPUs": "0"})
+    runtime = cluster_box.runtime
+    add_claim("a", "2-5", 4)
+    uses_claim = {"claims": [{"name": "c0"}]}
+    cluster_box.api.create(PODS, with_containers(pod("shared"), {"name": "web"}))
+    await cluster_box.api.wait_until(lambda: phase_of(cluster_box, "shared") == "Running")
+    assert effective(cluster_box) == {"web": "1-63"}
+    exclusive = with_containers(
+        pod("exclusive", "a"),
+        {"name": "work", "resources": uses_claim},
+        {"name": "log"},
+        init=[{"name": "init", "resources": uses_claim}],
+    )
+    cluster_box.api.create(PODS, exclusive)
+    await cluster_box.api.wait_until(lambda: phase_of(cluster_box, "exclusive") == "Running")
+    assert effective(cluster_box) == {"web": "1,6-63", "work": "2-5", "log": "1,6-63"}
+
+    (uid,) = held_cpus(cluster_box.cdi_dir)
+    forged = {"name": "bad", "env": [{"name": f"DRA_CPUSET_{uid}", "value": "2-5"}]}
+    cluster_box.api.create(PODS, with_containers(pod("forged"), forged))
+    events = await cluster_box.api.wait_until(lambda: cluster_box.api.list(EVENTS, "involvedObject.name=forged"))
+    assert events[0]["reason"] == "Failed"
+    assert "the container was not given claim default/a" in events[0]["message"]
+    assert phase_of(cluster_box, "forged") == "Pending"
+
+    for name in ("forged", "exclusive"):
+        cluster_box.api.registry.delete(PODS, "default", name, {})
+    await cluster_box.api.wait_until(lambda: phase_of(cluster_box, "exclusive") == "gone", timeout_s=30)
+    await runtime.wait_until(lambda: effective(cluster_box) == {"web": "1-63"}, 10)
+    assert held_cpus(cluster_box.cdi_dir) == {}
+
+
+async def test_a_driver_without_a_runtime_leaves_containers_alone(cluster_box, driver_process, add_claim, pods):
+    await driver_process(flags=("--nri-socket=",))
+    add_claim("a", "2-5", 4)
+    body = with_containers(pod("p", "a"), {"name": "work", "resources": {"claims": [{"name": "c0"}]}})
+    cluster_box.api.create(PODS, body)
+    await cluster_box.api.wait_until(lambda: phase_of(cluster_box, "p") == "Running")
+    assert cluster_box.runtime.connections == 0
+    assert effective(cluster_box) == {"work": "0-63"}
 
 
 async def test_failures_become_events_and_are_tried_again(cluster_box, driver_process, add_claim, pods):
@@ -215,7 +268,11 @@ async def finish(process, timeout_s=180):
     return process.returncode, output.decode()
 
 
-async def test_demo_shows_a_claim_prepared_and_three_refused(short_tmp):
+def lines_of(text):
+    return [line.strip() for line in text.splitlines()]
+
+
+async def test_demo_shows_claims_prepared_and_refused_and_containers_pinned(short_tmp):
     status, text = await finish(await run_dracpu("demo", TMPDIR=str(short_tmp)))
     assert status == 0, text
     lines = text.splitlines()
@@ -223,11 +280,25 @@ async def test_demo_shows_a_claim_prepared_and_three_refused(short_tmp):
     assert all(len(line) <= 80 for line in lines)
     assert re.search(r"exclusive-cores-claim, cpuset 2-5: prepared in [0-9.]+ ms", text)
     assert len(re.findall(r": refused in [0-9.]+ ms", text)) == 3
-    for reason in ("CPU 0 is reserved", "of cpudevnuma007", "held by claim"):
-        assert reason in text
+    flowing = " ".join(text.split())
+    for reason in (
+        "CPU 0 is reserved",
+        "of cpudevnuma007",
+        "held by claim",
+        "the container was not given claim default/exclusive-cores-claim",
+        "would run on CPUs 0-255, but its claims allow CPUs 4-7 only",
+    ):
+        assert reason in flowing
+    assert "container web of pod web runs on CPUs 1-127,129-255" in lines_of(text)
+    assert "before that answer web and batch were moved to CPUs 1,6-127,129-255" in lines_of(text)
+    assert re.search(r"container work of pod exclusive-cores: pinned to CPUs 2-5 in [0-9.]+ ms", text)
+    assert "web and batch were given CPUs 1-111,129-255" in lines_of(text)
+    assert re.search(r"from the unprepare until then: [0-9.]+ s", text)
+    assert "no-cpuset, 4 CPUs of cpudevnuma000: prepared with CPUs 1-2,129-130" in lines_of(text)
     assert re.search(r"memory of the idle driver: [0-9.]+ MB", text)
     assert re.search(r"from start to registered and published: [0-9.]+ s", text)
-    assert "  node 0      0 R...AAAA........ 128 R..............." in lines
+    assert "  node 0      0 RCC.AAAA........ 128 RCC............." in lines
+    assert max(step.count("\n") for step in text.split("\n\n")) <= 24
     assert lines[-1] == "Everything went as expected."
     assert list(short_tmp.iterdir()) == []
 
@@ -271,6 +342,7 @@ async def test_box_works_as_it_says(short_tmp):
         assert missing(re.findall(r"^  (/\S+)$", text, re.MULTILINE)) == []
         url = re.search(r"server: (\S+)", (folder / "kubeconfig").read_text())[1]
         await use_box(url, folder)
+        await read_until(process, "default/exclusive-cores, container work: CPUs 2-5")
     finally:
         process.send_signal(signal.SIGINT)
         await finish(process)

@@ -53,6 +53,8 @@ class Node:
         # has begun since.
         self.cpus: dict[str, CpuSet] = {}
         self.promised: dict[str, CpuSet] = {}
+        # The CPUs of each claim that names some, as long as it exists.
+        self.named: dict[str, CpuSet] = {}
         self.killing = False
         self.kills = 0
         self.steps: Counter[str] = Counter()
@@ -80,8 +82,12 @@ class Node:
         running = {identity: self.runtime.effective(identity) for identity in self.runtime.cpusets}
         claims = {identity: self.claims_of(identity) for identity in running}
         exclusive = {identity: self.own(identity) for identity in running if claims[identity]}
+        # Whether the driver lives or not.
+        pods: dict[str, str] = {}
         for identity, own in exclusive.items():
-            # Whether the driver lives or not.
+            pod = self.runtime.containers[identity].pod_sandbox_id
+            for uid in claims[identity]:
+                assert pods.setdefault(uid, pod) == pod, self.say(identity, f"of {pod} uses {uid}, as does {pods[uid]}")
             assert running[identity] == own, self.say(identity, f"runs on {running[identity]}, has claims for {own}")
         if not enforced:
             return
@@ -150,14 +156,14 @@ class Client:
         for pod in self._pods:
             await self._node.runtime.run_pod(pod)
         steps: dict[Callable[[], Awaitable[str]], int] = {
-            self._prepare: 5,
+            self._prepare: 8,
             self._run_exclusive: 6,
             self._run_shared: 3,
             self._forge: 1,
             self._update: 6,
             self._restart: 2,
             self._remove: 3,
-            self._unprepare: 2,
+            self._unprepare: 5,
         }
         while not until():
             step = self._random.choices(list(steps), list(steps.values()))[0]
@@ -194,7 +200,7 @@ class Client:
         if answer.error:
             # Another one has its CPUs by now; the driver has waited for them in vain.
             assert "held by claim" in answer.error or "free" in answer.error, answer.error
-            del self._claims[claim.uid]
+            self._drop(claim)
             return "refused"
         cpus = held_cpus(self._node.box.cdi_dir)[claim.uid]
         assert cpus == self._node.cpus.setdefault(claim.uid, cpus) or not self._used(claim.uid)
@@ -204,6 +210,9 @@ class Client:
     def _new_claim(self) -> ClaimName | None:
         offer = self._random.choice(self._node.offers)
         free = offer.cpus - CpuSet().union(*self._node.promised.values())
+        if not self._chooses and self._random.random() < 0.97:
+            # Else the driver may have to wait for CPUs that another claim holds.
+            free -= CpuSet().union(*self._node.named.values())
         if len(free) < 2:
             return None
         cpus = CpuSet(self._random.sample(list(free), self._random.randint(1, min(6, len(free) - 1))))
@@ -214,6 +223,7 @@ class Client:
         metadata = self._node.box.api.put(RESOURCE_CLAIMS, body)["metadata"]
         claim = ClaimName(namespace="default", name=metadata["name"], uid=metadata["uid"])
         self._claims[claim.uid] = claim
+        self._node.named[claim.uid] = cpus
         return claim
 
     async def _unprepare(self) -> str:
@@ -235,10 +245,14 @@ class Client:
             await ending
         assert not error, error
         if self._random.random() < 0.5:
-            del self._claims[claim.uid]
+            self._drop(claim)
         elif self._chooses:
             del self._node.cpus[claim.uid]  # it may get others the next time
         return "early, done" if early else "done"
+
+    def _drop(self, claim: ClaimName) -> None:
+        del self._claims[claim.uid]
+        del self._node.named[claim.uid]
 
     async def _end_users(self, uid: str, after_s: float) -> None:
         await asyncio.sleep(after_s)
@@ -337,7 +351,7 @@ class Client:
 
     async def _linger(self) -> None:
         self._node.check()
-        await asyncio.sleep(self._random.choice((0, 0, self._random.uniform(0, 0.02))))
+        await asyncio.sleep(self._random.choice((0, self._random.uniform(0, 0.03))))
         self._node.check()
 
 

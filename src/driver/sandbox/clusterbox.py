@@ -98,6 +98,7 @@ class ClusterBox:
             if self._generated is not None:
                 write_machine(self.sysfs_root, self._generated)
             self.cdi_dir.mkdir()
+            (self.folder / "nri").mkdir()
             await stack.enter_async_context(self.api)
             self.api.write_kubeconfig(self.kubeconfig)
             self.api.create(NODES, {"metadata": {"name": self.node_name}})
@@ -105,7 +106,7 @@ class ClusterBox:
             self.api.create(DEVICE_CLASSES, {"metadata": {"name": DRIVER_NAME}, "spec": {"selectors": [selector]}})
             await stack.enter_async_context(self.kubelet)
             self.runtime = ContainerRuntime(
-                self.folder / "nri.sock",
+                self.folder / "nri" / "nri.sock",
                 online=read_topology(self.sysfs_root).online,
                 inject=CdiDevices(self.cdi_dir).inject,
                 run_hooks=run_guard_hooks,

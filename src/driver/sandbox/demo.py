@@ -246,22 +246,30 @@ class _Demo:
 
     async def _restart(self, next_user: nri.PodSandbox, latecomer: ClaimName, plan: Plan, offers: list[Offer]) -> None:
         story = self._story
-        story.step("The driver is stopped for a moment, and comes back with allocator: cpumanager")
+        chooses = self._settings["groupBy"] != "machine"
+        settings = {**self._settings, "allocator": "cpumanager"} if chooses else self._settings
+        story.step(f"The driver is stopped for a moment{', and comes back to choose CPUs itself' if chooses else ''}")
         await self._process.terminate()
         cdi_id = cdi_device_id(ClaimUID(latecomer.uid))
         await self._pods.expect_refused(
             "a container that would start unpinned meanwhile", next_user, "allow CPUs", cdi_devices=[cdi_id]
         )
         story.tell("(so the start guard would end it: the box compares, there is no process to look at)")
-        self._process = await self._box.start_driver({**self._settings, "allocator": "cpumanager"})
+        self._process = await self._box.start_driver(settings)
         await self._box.wait_ready(self._process)
+        story.tell(f"the driver is back{', with allocator: cpumanager' if chooses else ''}")
         await self._pods.run_pinned(next_user, [cdi_id], plan.overlapping)
+        if chooses:
+            await self._choose(next_user, offers)
+
+    async def _choose(self, user: nri.PodSandbox, offers: list[Offer]) -> None:
+        story = self._story
         device = next((offer for offer in offers if len(offer.cpus & self._pods.free) > 1), None)
         if device is None:
             story.tell("(no device has CPUs left from which the driver could choose)")
             return
         count = min(_CHOSEN_CPUS, len(device.cpus & self._pods.free) - 1)
-        claim = allocated_claim("no-cpuset", device, "", count, reserved_for=[self._pods.consumer(next_user)])
+        claim = allocated_claim("no-cpuset", device, "", count, reserved_for=[self._pods.consumer(user)])
         del claim["status"]["allocation"]["devices"]["config"]
         name = self._add(claim)
         answer = (await self._box.kubelet.prepare(DRIVER_NAME, [name]))[name.uid]

@@ -205,13 +205,16 @@ class NriPlugins:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         plugin = NriPlugin(reader, writer, self._traits, self._push)
-        serving = asyncio.create_task(plugin.run())
+        accepting = asyncio.current_task()
+        assert accepting is not None
+        self._serving[plugin] = accepting
         letting_in = asyncio.create_task(self._let_in(plugin))
-        self._serving[plugin] = serving
-        await asyncio.wait([serving])
-        del self._serving[plugin]
-        letting_in.cancel()
-        await asyncio.wait([letting_in])
+        try:
+            await plugin.run()
+        finally:
+            letting_in.cancel()
+            await asyncio.wait([letting_in])
+            del self._serving[plugin]
 
     async def _let_in(self, plugin: NriPlugin) -> None:
         # One after the other: a plugin that takes its time delays all later ones.

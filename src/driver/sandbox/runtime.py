@@ -241,7 +241,8 @@ class ContainerRuntime:
         identity : str
             The container's id.
         between : callable
-            Awaited when its cgroup is made and it is not known yet to run.
+            Awaited twice: when its cgroup is made and plugins have not been told yet, and before they are told that it
+            runs.
 
         Raises
         ------
@@ -260,6 +261,7 @@ class ContainerRuntime:
                     # Plugins are not told of it before the kubelet removes the container.
                     self._end(container)
                     raise
+                await between()
                 try:
                     await self._plugins.tell(nri.START_CONTAINER, pod, container)
                 except NriError as error:
