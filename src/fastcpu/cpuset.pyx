@@ -79,7 +79,8 @@ cdef CpuSet parse_cpulist(str text, Py_ssize_t limit):
         position = next(i for i, c in enumerate(text) if ord(c) > 127)
         raise CpuListError(text, position, f"{text[position]!r} is not an ASCII character")
     cpus = empty_set()
-    status = parse(<const char *> PyUnicode_1BYTE_DATA(text), PyUnicode_GET_LENGTH(text), limit, &cpus.buffer, &position)
+    status = parse(<const char *> PyUnicode_1BYTE_DATA(text), PyUnicode_GET_LENGTH(text), limit, &cpus.buffer,
+                   &position)
     if status == PARSED:
         cpus.count = count_bits(cpus.buffer.words, cpus.buffer.first_word, cpus.buffer.n_words)
         return cpus
