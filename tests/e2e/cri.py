@@ -170,6 +170,10 @@ class Cri:
         """Remove a container, running or not."""
         await self._call(self._runtime.RemoveContainer, cri.RemoveContainerRequest(container_id=container))
 
+    async def stop_pod(self, pod: Pod) -> None:
+        """Stop a pod with all of its containers, and remove nothing, as the kubelet does before it unprepares claims."""
+        await self._call(self._runtime.StopPodSandbox, cri.StopPodSandboxRequest(pod_sandbox_id=pod.sandbox))
+
     async def end(self, pod: Pod) -> None:
         """Stop and remove a pod with all its containers."""
         await self._call(self._runtime.StopPodSandbox, cri.StopPodSandboxRequest(pod_sandbox_id=pod.sandbox))

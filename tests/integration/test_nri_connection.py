@@ -86,6 +86,9 @@ class Plugin:
     def event(self, kind, pod, container):
         self.note(nri.Event.Name(kind), pod.name, container.name)
 
+    def pod_stopped(self, pod):
+        self.note("STOP_POD_SANDBOX", pod.name)
+
     async def validate(self, request):
         self.note("validate", request.container.name, request.adjust.linux.resources.cpu.cpus)
         return "not like this" if request.container.name == "invalid" else None
@@ -187,7 +190,7 @@ class TestHandshake:
         registration = peer.registration
         assert (registration.plugin_name, registration.plugin_idx) == ("dra.cpu", "00")
         assert registration.NRI_version
-        assert peer.events == 0x27D8
+        assert peer.events == 0x27DA
         await plugin.wait_for("synchronized")
         assert plugin.calls == [("connected",), ("synchronize", ["p"], []), ("synchronized",)]
         assert plugin.runtime == ("containerd", "v2.4.2", "v0.12.3", 2.0)
@@ -214,11 +217,11 @@ class TestHandshake:
     @pytest.mark.parametrize(
         ("says", "known", "masks"),
         [
-            ({"version": "v1.7.25", "nri_version": ""}, 0x07FF, [0x07D8]),
-            ({"version": "v2.2.1", "nri_version": ""}, 0x3FFF, [0x27D8]),
-            ({"name": "other", "version": "1", "nri_version": ""}, 0x07FF, [0x27D8, 0x07D8]),
-            ({"name": "other", "version": "1", "nri_version": ""}, 0x3FFF, [0x27D8]),
-            ({"nri_version": "v0.99.0"}, 0x07FF, [0x27D8, 0x07D8]),
+            ({"version": "v1.7.25", "nri_version": ""}, 0x07FF, [0x07DA]),
+            ({"version": "v2.2.1", "nri_version": ""}, 0x3FFF, [0x27DA]),
+            ({"name": "other", "version": "1", "nri_version": ""}, 0x07FF, [0x27DA, 0x07DA]),
+            ({"name": "other", "version": "1", "nri_version": ""}, 0x3FFF, [0x27DA]),
+            ({"nri_version": "v0.99.0"}, 0x07FF, [0x27DA, 0x07DA]),
         ],
     )
     async def test_a_runtime_that_refuses_events_is_asked_for_fewer(
@@ -242,7 +245,7 @@ class TestHandshake:
         connect()
         await plugin.wait_for("disconnected")
         plugin.synchronize = Plugin.synchronize.__get__(plugin)
-        assert (await runtime.synchronized()).events == 0x27D8
+        assert (await runtime.synchronized()).events == 0x27DA
 
     async def test_a_refused_registration_is_tried_again_on_a_new_connection(self, connect, runtime, until, health):
         connect(index="5")
@@ -453,7 +456,7 @@ class TestReconnecting:
         await until(lambda: "Synchronize failed: Synchronize: internal error of dra.cpu" in str(health.missing()))
         assert plugin.reason.endswith("KeyError: 'forgotten'")
         plugin.synchronize = Plugin.synchronize.__get__(plugin)
-        assert (await runtime.synchronized()).events == 0x27D8
+        assert (await runtime.synchronized()).events == 0x27DA
 
     async def test_a_driver_that_stops_says_so_to_the_plugin(
         self, connect, runtime, plugin, short_tmp, health, metrics
@@ -520,7 +523,7 @@ class TestOddRuntimes:
         writer.write(to_plugin(CONFIGURE))
         connection, stream, _, answer = await wire.read_message(reader)
         assert (connection, stream) == (wire.PLUGIN, 1)
-        assert nri.ConfigureResponse.FromString(answer.payload).events == 0x27D8
+        assert nri.ConfigureResponse.FromString(answer.payload).events == 0x27DA
         writer.write(to_plugin(SYNCHRONIZE))
         await wire.read_message(reader)
         await plugin.wait_for("synchronized")

@@ -67,6 +67,9 @@ class Plugin:
     def event(self, kind, pod, container):
         self.calls.append((nri.Event.Name(kind), container.name))
 
+    def pod_stopped(self, pod):
+        self.calls.append(("STOP_POD_SANDBOX", pod.name))
+
     async def validate(self, request):
         owners = next(iter(request.owners.owners.values()), nri.FieldOwners())
         self.calls.append(("validate", request.container.name, dict(owners.simple)))

@@ -638,3 +638,17 @@ async def test_stopping_lets_nobody_wait(node):
     node.side.close()
     with pytest.raises(ClaimError, match="has not ended"):
         await asyncio.wait_for(waiting, 5)
+
+
+@pytest.mark.parametrize("nri_version", ["v0.12.3", ""])
+async def test_a_container_whose_start_failed_keeps_the_claim_until_its_pod_is_stopped(make_node, nri_version):
+    node = await make_node(traits={"nri_version": nri_version}, wait_s=0.2)
+    reference = node.claims.add("a", "2-5", "p")
+    await node.preparer.prepare(reference)
+    await node.run_pod("p")
+    await node.runtime.create_container(node.container("p", "a"))
+    with pytest.raises(ClaimError, match="container c1 of pod default/p has not ended"):
+        await node.preparer.unprepare(reference)
+    async with node.runtime._plugins.operation():
+        await node.runtime._plugins.tell(nri.STOP_POD_SANDBOX, node.runtime.pods["sandbox-p"])
+    await node.preparer.unprepare(reference)

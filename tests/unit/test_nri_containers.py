@@ -4,10 +4,10 @@ from __future__ import annotations
 import pytest
 
 from driver.names import ClaimUID
-from driver.nri.containers import WINDOW_S, Container, Containers, Phase, Pod
+from driver.nri.containers import IDLE_S, WINDOW_S, Container, Containers, Phase, Pod
 from fastcpu import CpuSet
 
-POD = Pod(uid="uid-p", namespace="default", name="p")
+POD = Pod(uid="uid-p", sandbox="s", namespace="default", name="p")
 
 
 def cpus(text: str) -> CpuSet:
@@ -122,6 +122,20 @@ def test_a_start_that_took_very_long_is_made_good_when_it_is_known():
     container.started(8.0)
     assert str(container.may_have) == "0-7"
     assert due(container, "0-3", 8.0) == 8.0
+
+
+def test_one_that_is_not_started_for_long_is_not_about_to_be():
+    container = created()
+    container.post_created(1.0)
+    push(container, "0-3", 1.0 + IDLE_S - 0.1)
+    assert str(container.may_have) == "0-7"
+    push(container, "0-3", 1.0 + IDLE_S)
+    assert str(container.may_have) == "0-3"
+    push(container, "0-1", 50.0)
+    assert str(container.may_have) == "0-1"
+    container.started(60.0)  # it was, after all
+    assert str(container.may_have) == "0-7"
+    assert due(container, "0-1", 60.0) == 60.0
 
 
 # The second window: it is being started
@@ -254,7 +268,7 @@ def test_after_many_different_failures_not_all_of_them_are_kept():
 
 
 def test_one_that_is_new_to_the_driver_may_have_anything_until_it_was_pushed_to():
-    container = Container(id="c", name="main", pod=POD, phase=Phase.RUNNING, given=cpus("0-3"), verified=False)
+    container = Container.found("c", "main", POD, frozenset(), CpuSet(), cpus("0-3"), Phase.RUNNING, 0.0)
     assert due(container, "0-3", 1.0) == 1.0
     container.synchronized(cpus("0-1"), 1.0)
     assert str(container.may_have) == "0-3"

@@ -12,7 +12,7 @@ from driver.nri.decisions import Exclusive, Marks, Refused, Request, Shared, Unv
 from driver.nri.reservations import Reservations, consumers
 from fastcpu import CpuSet
 
-POD = Pod(uid="uid-p", namespace="default", name="p")
+POD = Pod(uid="uid-p", sandbox="s", namespace="default", name="p")
 BOTH = Marks(cdi_devices=True, guard=True)
 NEITHER = Marks(cdi_devices=False, guard=False)
 CDI = "dra.k8s.io/cpu=claim-"
@@ -153,7 +153,7 @@ def test_a_claim_that_is_coming_or_going_takes_no_container(claims):
 
 def test_only_the_pod_whose_container_lives_uses_a_claim(claims):
     made = request("DRA_CPUSET_a=2-5", cdi="a")
-    claims.owners["a"] = (Pod(uid="uid-q", namespace="other", name="q"), "first")
+    claims.owners["a"] = (Pod(uid="uid-q", sandbox="s", namespace="other", name="q"), "first")
     reason, message = refusal(decide(made, claims, BOTH, {}))
     assert reason == "owned"
     assert "used by pod other/q, whose container first has not ended; only one pod" in message

@@ -142,6 +142,19 @@ async def test_a_removal_without_a_stop_ends_a_container_too(side):
     assert side.enforcement.owner(ClaimUID("a")) is None
 
 
+async def test_a_container_that_never_ran_ends_with_its_pod(side):
+    await side.create(exclusive("1"))
+    await side.create(shared("2"))
+    side.plugin.event(nri.POST_CREATE_CONTAINER, POD, shared("1"))
+    side.plugin.event(nri.POST_CREATE_CONTAINER, POD, shared("2"))
+    side.plugin.event(nri.POST_START_CONTAINER, POD, shared("2"))
+    side.plugin.pod_stopped(nri.PodSandbox(id="another"))
+    assert len(side.enforcement.containers) == 2
+    side.plugin.pod_stopped(POD)
+    assert [one.id for one in side.enforcement.containers] == ["2"]
+    assert side.enforcement.owner(ClaimUID("a")) is None
+
+
 async def test_events_move_a_container_on(side):
     await side.create(shared())
     container = side.enforcement.containers.get("1")

@@ -14,7 +14,7 @@ def runtime(name="containerd", version="v2.4.2", nri_version="v0.12.3"):
 
 def test_the_masks_are_those_that_runtimes_know():
     # Create, PostCreate, PostStart, Update, PostUpdate, Stop and Remove: within 0x07FF, all that NRI 0.9 has.
-    assert CONTAINER_EVENTS == 0x07D8
+    assert CONTAINER_EVENTS == 0x07DA
     assert VALIDATION == 0x2000
 
 

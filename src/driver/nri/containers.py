@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 WINDOW_S: Final = 5.0
 """How long a window may last; after that an event was missed, and a push counts again."""
+IDLE_S: Final = 30.0
+"""After so long a container that was not started is taken for one whose start has failed; nobody would tell."""
 
 _MOST_DOUBTS: Final = 16
 
@@ -46,11 +48,14 @@ class Pod:
     ----------
     uid : str
         The pod's UID, or the sandbox's id where the runtime knows none.
+    sandbox : str
+        The id of its sandbox.
     namespace, name : str
         For people.
     """
 
     uid: str
+    sandbox: str
     namespace: str
     name: str
 
@@ -127,6 +132,32 @@ class Container:
             _phase_since=now,
         )
 
+    @classmethod
+    def found(
+        cls,
+        identity: str,
+        name: str,
+        pod: Pod,
+        claims: frozenset[ClaimUID],
+        exclusive: CpuSet,
+        given: CpuSet,
+        phase: Phase,
+        now: float,
+    ) -> Container:
+        """Return a container that has been there before the driver knew of it, with the CPUs that the runtime tells."""
+        return cls(
+            id=identity,
+            name=name,
+            pod=pod,
+            claims=claims,
+            exclusive=exclusive,
+            phase=phase,
+            given=given,
+            verified=False,
+            _before_start=given,
+            _phase_since=now,
+        )
+
     def __str__(self) -> str:
         return f"container {self.name} of pod {self.pod}"
 
@@ -197,7 +228,7 @@ class Container:
         if self.verified and not self._doubts and not self._on_the_way and self.given == wanted:
             return None
         at = now
-        if self.phase is Phase.CREATED and self.verified and self.given == wanted:
+        if self._may_start(now) and self.verified and self.given == wanted:
             # If a start had begun before the push, it would be known by then.
             at = min((since for _, since in self._doubts), default=now - WINDOW_S) + WINDOW_S
         return max(at, self._window_end(), self._retry_at)
@@ -225,7 +256,7 @@ class Container:
         self.forgive()
         proven = events == self._events and sent_at >= self._window_end()
         on_the_way, self._on_the_way = self._on_the_way, CpuSet()
-        if proven and self.phase is not Phase.CREATED:
+        if proven and not self._may_start(sent_at):
             self.given = cpus
             self._doubts.clear()
             return
@@ -267,6 +298,10 @@ class Container:
         self._retry_at = min(self._retry_at, now + 1.0)
 
     # The parts
+
+    def _may_start(self, now: float) -> bool:
+        """Tell whether a start may have begun of which the runtime has told nothing yet."""
+        return self.phase is Phase.CREATED and now < self._phase_since + IDLE_S
 
     def _window_end(self) -> float:
         """Return when the windows that are open count as closed; 0 if none is."""
@@ -348,6 +383,10 @@ class Containers:
         self._shared = 0
         for container in containers:
             self.add(container)
+
+    def of_sandbox(self, sandbox: str) -> tuple[Container, ...]:
+        """Return the containers of a pod's sandbox."""
+        return tuple(container for container in self._by_id.values() if container.pod.sandbox == sandbox)
 
     def users(self, uid: ClaimUID) -> tuple[Container, ...]:
         """Return the containers that have a claim's CPUs for themselves: those of one pod, its owner."""

@@ -29,6 +29,7 @@ def read_pod(pod: nri.PodSandbox) -> Pod:
     """Read a pod."""
     return Pod(
         uid=pod.uid or pod.id,
+        sandbox=pod.id,
         namespace=_printable(pod.namespace) or "?",
         name=_printable(pod.name) or _printable(pod.id),
     )
@@ -36,7 +37,8 @@ def read_pod(pod: nri.PodSandbox) -> Pod:
 
 def unknown_pod(container: nri.Container) -> Pod:
     """Return what is known of the pod of a container that came without it."""
-    return Pod(uid=container.pod_sandbox_id, namespace="?", name=_printable(container.pod_sandbox_id) or "?")
+    sandbox = container.pod_sandbox_id
+    return Pod(uid=sandbox, sandbox=sandbox, namespace="?", name=_printable(sandbox) or "?")
 
 
 def read_request(pod: Pod, container: nri.Container) -> Request:

@@ -19,7 +19,7 @@ from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.logs import fields
 from driver.names import CPUSET_VARIABLE_PREFIX, ClaimUID
 from driver.nri import messages
-from driver.nri.containers import Container
+from driver.nri.containers import Container, Phase
 from driver.nri.decisions import Decision, Exclusive, Marks, Refused, Unverified, decide, decide_living
 from driver.nri.errors import Refusal
 from fastcpu import CpuSet
@@ -193,6 +193,18 @@ class RuntimePlugin:
             known.updated(now)
         self._enforcement.notify()
 
+    def pod_stopped(self, pod: nri.PodSandbox) -> None:
+        """Forget the pod's containers that never ran; the runtime tells of the ends of the others one by one.
+
+        A start that fails is told to nobody. Such a container would be taken to live until somebody removes it, which
+        the kubelet does only after it has unprepared the pod's claims.
+        """
+        for container in self._containers.of_sandbox(pod.id):
+            if container.phase is not Phase.RUNNING:
+                self._containers.remove(container.id)
+                _log.info("container was never started", extra=fields(container=container, id=container.id))
+        self._enforcement.notify()
+
     async def validate(self, request: nri.ValidateContainerAdjustmentRequest) -> str | None:
         """Let a container be created only with the CPUs that it was given here."""
         known = self._containers.get(request.container.id)
@@ -306,15 +318,15 @@ class RuntimePlugin:
         exclusive = decision if isinstance(decision, Exclusive) else None
         for uid in exclusive.claims if exclusive else ():
             self._enforcement.reservations.learn_pod(uid, request.pod.uid)
-        return Container(
-            id=container.id,
-            name=request.name,
-            pod=request.pod,
-            claims=exclusive.claims if exclusive else frozenset(),
-            exclusive=exclusive.cpus if exclusive else CpuSet(),
-            phase=messages.read_phase(container),
-            given=self._reported(container),
-            verified=self._enforcement.pool.leaves_alone,
+        return Container.found(
+            container.id,
+            request.name,
+            request.pod,
+            exclusive.claims if exclusive else frozenset(),
+            exclusive.cpus if exclusive else CpuSet(),
+            self._reported(container),
+            messages.read_phase(container),
+            self._enforcement.now(),
         )
 
     def _reported(self, container: nri.Container) -> CpuSet:

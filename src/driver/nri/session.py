@@ -49,7 +49,7 @@ _CONTAINER_RPCS: Final = {
     "PostUpdateContainer": nri.POST_UPDATE_CONTAINER,
     "RemoveContainer": nri.REMOVE_CONTAINER,
 }
-_POD_RPCS: Final = ("RunPodSandbox", "PostUpdatePodSandbox", "StopPodSandbox", "RemovePodSandbox")
+_POD_RPCS: Final = ("RunPodSandbox", "PostUpdatePodSandbox", "RemovePodSandbox")
 
 
 class NriPlugin(Protocol):
@@ -96,6 +96,9 @@ class NriPlugin(Protocol):
 
     def event(self, kind: nri.Event, pod: nri.PodSandbox, container: nri.Container) -> None:
         """Take note of one of the events that nothing is decided at."""
+
+    def pod_stopped(self, pod: nri.PodSandbox) -> None:
+        """Take note that a pod's sandbox was stopped."""
 
     async def validate(self, request: nri.ValidateContainerAdjustmentRequest) -> str | None:
         """Return why a container may not be created with what all plugins have made of it, or None."""
@@ -280,6 +283,7 @@ class Session:
             ("UpdateContainer", nri.UpdateContainerRequest, self._update_container),
             ("StopContainer", nri.StopContainerRequest, self._stop_container),
             ("ValidateContainerAdjustment", nri.ValidateContainerAdjustmentRequest, self._validate),
+            ("StopPodSandbox", nri.PodEvent, self._stop_pod_sandbox),
             ("StateChange", nri.StateChangeEvent, self._state_change),
             *((rpc, nri.ContainerEvent, self._teller(kind)) for rpc, kind in _CONTAINER_RPCS.items()),
         )
@@ -362,6 +366,12 @@ class Session:
     async def _state_change(self, request: nri.StateChangeEvent) -> nri.Empty:
         if request.event in _CONTAINER_RPCS.values():
             self._plugin.event(request.event, request.pod, request.container)
+        elif request.event == nri.STOP_POD_SANDBOX:
+            self._plugin.pod_stopped(request.pod)
+        return nri.Empty()
+
+    async def _stop_pod_sandbox(self, request: nri.PodEvent) -> nri.Empty:
+        self._plugin.pod_stopped(request.pod)
         return nri.Empty()
 
     def _teller(self, kind: nri.Event) -> Handler:

@@ -42,6 +42,7 @@ def _mask(events: Iterable[EventNumber]) -> int:
 
 CONTAINER_EVENTS: Final = _mask(
     (
+        nri.STOP_POD_SANDBOX,
         nri.CREATE_CONTAINER,
         nri.POST_CREATE_CONTAINER,
         nri.POST_START_CONTAINER,
@@ -51,7 +52,10 @@ CONTAINER_EVENTS: Final = _mask(
         nri.REMOVE_CONTAINER,
     )
 )
-"""What every runtime with NRI has, and the driver cannot do without."""
+"""What every runtime with NRI has, and the driver cannot do without.
+
+Of a container whose start failed nothing is told but that its pod is stopped, until somebody removes it.
+"""
 
 VALIDATION: Final = _mask((nri.VALIDATE_CONTAINER_ADJUSTMENT,))
 """Where the driver is a validator, a creation in which it did not answer fails, instead of going on without it."""
