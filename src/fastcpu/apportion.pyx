@@ -133,6 +133,6 @@ cdef Py_ssize_t share(const Party *party, const Stage *stage, Py_ssize_t asked) 
     cdef int64_t least = stage.costs[asked - stage.low]
     cdef Py_ssize_t t
     for t in range(min(party.high, asked - rest.low), max(party.low, asked - rest.high) - 1, -1):
-        if party.costs[t - party.low] + party.fixed_cost + rest.costs[asked - t - rest.low] == least:
+        if rest.costs[asked - t - rest.low] == least - party.fixed_cost - party.costs[t - party.low]:
             return t
     return 0

@@ -73,15 +73,16 @@ cdef list criterion_weights(object counts, object n_cpus, object n_threaded_core
 
 cdef tuple fitting_sizes(const Search *search):
     """The next smaller and the next larger number of CPUs than asked for that whole cores can give."""
+    cdef object possible = 1, n = search.wishes.n, size  # bit k: some cores have k CPUs together; no C int is that wide
     cdef Py_ssize_t c
-    possible = 1  # bit n: some cores have n CPUs together
     for c in range(search.machine.n_cores):
-        possible |= possible << search.usable[c] * search.unit
-    smaller = possible & ((1 << search.wishes.n) - 1)
-    larger = possible >> search.wishes.n
+        size = search.usable[c] * search.unit
+        possible |= possible << size
+    smaller = possible & ((1 << n) - 1)
+    larger = possible >> n
     sizes = [smaller.bit_length() - 1] if smaller > 1 else []
     if larger:
-        sizes.append(search.wishes.n + (larger & -larger).bit_length() - 1)
+        sizes.append(n + (larger & -larger).bit_length() - 1)
     return tuple(sizes)
 
 

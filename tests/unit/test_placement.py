@@ -200,6 +200,8 @@ def test_a_core_in_two_nodes_is_never_whole():
         ("", 1, Policy(), 0, (), "1 CPUs cannot be placed: no CPUs are free"),
         ("0-3,32-35", 3, WHOLE, 8, (2, 4),
          "3 CPUs cannot be placed: 8 CPUs of whole cores are free; 2 or 4 would fit"),
+        ("0-63", 63, WHOLE, 64, (62, 64),
+         "63 CPUs cannot be placed: 64 CPUs of whole cores are free; 62 or 64 would fit"),
         ("0-3,32-33", 6, WHOLE, 4, (4,), "6 CPUs cannot be placed: 4 CPUs of whole cores are free; 4 would fit"),
         ("0-3,32-33", 1, WHOLE, 4, (2,), "1 CPUs cannot be placed: 4 CPUs of whole cores are free; 2 would fit"),
         ("0-3", 2, WHOLE, 0, (), "2 CPUs cannot be placed: no CPUs of whole cores are free"),
