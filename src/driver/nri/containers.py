@@ -86,6 +86,8 @@ class Container:
         may hold it to anything.
     fault : str
         Why the last push failed; empty if it did not.
+    failures : int
+        How many pushes have failed since the last that did not.
     """
 
     id: str
@@ -97,6 +99,7 @@ class Container:
     given: CpuSet
     verified: bool = True
     fault: str = ""
+    failures: int = 0
     _doubts: list[tuple[CpuSet, float]] = field(default_factory=list)
     _on_the_way: CpuSet = field(default_factory=CpuSet)
     _created_with: CpuSet = field(default_factory=CpuSet)
@@ -104,7 +107,6 @@ class Container:
     _phase_since: float = 0.0
     _update: tuple[CpuSet, float] | None = None
     _events: int = 0
-    _failures: int = 0
     _retry_at: float = 0.0
 
     @classmethod
@@ -284,13 +286,13 @@ class Container:
         self._on_the_way = CpuSet()
         self.verified = True
         self.fault = reason
-        self._failures += 1
-        self._retry_at = now + min(retry_s * 2 ** min(self._failures - 1, 10), 60.0)
+        self.failures += 1
+        self._retry_at = now + min(retry_s * 2 ** min(self.failures - 1, 10), 60.0)
 
     def forgive(self) -> None:
         """Forget that pushes have failed: it has what it should have by now."""
         self.fault = ""
-        self._failures = 0
+        self.failures = 0
         self._retry_at = 0.0
 
     def retry_soon(self, now: float) -> None:

@@ -36,6 +36,8 @@ _TOGETHER: Final = 8
 _TOGETHER_S: Final = 4.0
 _ALONE_S: Final = 2.0
 _FIRST_RETRY_S: Final = 0.5
+# One that is about to end fails too, and is not there any more at the next try.
+_WORTH_A_WORD: Final = 2
 # An error that comes later may be that of a deadline on the runtime's side: it may not have stopped in the middle.
 _IN_TIME: Final = 0.9
 
@@ -67,6 +69,7 @@ class Pushes:
         self._enforcement = enforcement
         self._metrics = metrics
         self._together = together
+        self._pool: CpuSet | None = None
 
     async def run(self, push: Push) -> None:
         """Push whatever becomes necessary, until cancelled.
@@ -92,6 +95,9 @@ class Pushes:
         if not self._enforcement.known:
             return [], None
         pool = self._enforcement.pool.current(now)
+        if pool != self._pool:
+            self._pool = pool
+            _log.info("shared pool", extra=fields(cpus=pool, containers=self._enforcement.containers.shared))
         needed = list(self._enforcement.needed.values())
         due: list[tuple[int, Container]] = []
         unmovable = 0
@@ -168,7 +174,7 @@ class Pushes:
         now = self._enforcement.now()
         self._metrics.count_nri_push("success", len(batch))
         for (container, cpus), before in zip(batch, events, strict=True):
-            if container.fault:
+            if container.failures >= _WORTH_A_WORD:
                 _log.info("a container could be moved after all", extra=fields(container=container, cpus=cpus))
             container.pushed(cpus, sent_at, before, now)
         _log.debug("pushed", extra=fields(containers=len(batch), seconds=round(now - sent_at, 3)))
@@ -183,12 +189,12 @@ class Pushes:
                 await self._push(push, [(container, wanted)])
 
     def _failed(self, container: Container, cpus: CpuSet, error: NriError, *, settled: bool) -> None:
-        if not container.fault:
+        container.push_failed(str(error), self._enforcement.now(), retry_s=_FIRST_RETRY_S, settled=settled)
+        if container.failures == _WORTH_A_WORD:
             _log.error(
                 "a container cannot be given its CPUs",
                 extra=fields(container=container, id=container.id, cpus=cpus, reason=error),
             )
-        container.push_failed(str(error), self._enforcement.now(), retry_s=_FIRST_RETRY_S, settled=settled)
         self._enforcement.moved()
 
     async def _until(self, at: float | None) -> None:
