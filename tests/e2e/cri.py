@@ -171,7 +171,7 @@ class Cri:
         await self._call(self._runtime.RemoveContainer, cri.RemoveContainerRequest(container_id=container))
 
     async def stop_pod(self, pod: Pod) -> None:
-        """Stop a pod with all of its containers, and remove nothing, as the kubelet does before it unprepares claims."""
+        """Stop a pod with its containers, and remove nothing: as the kubelet does before it unprepares claims."""
         await self._call(self._runtime.StopPodSandbox, cri.StopPodSandboxRequest(pod_sandbox_id=pod.sandbox))
 
     async def end(self, pod: Pod) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from fastcpu import CpuSet
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_CPUSETS = _CGROUPS / "cpuset"
 
 
 def allowed(pid: int) -> CpuSet:
@@ -22,27 +23,22 @@ def allowed(pid: int) -> CpuSet:
     return CpuSet.parse(fields["Cpus_allowed_list"])
 
 
-def cpuset_path(pid: int) -> Path:
-    """Return the file that holds the cpuset of a process's cgroup, in cgroups of either version.
-
-    Raises
-    ------
-    OSError
-        If the process does not exist any more.
-    """
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "cpuset" in controllers.split(","):
-            return _CGROUPS / "cpuset" / path.lstrip("/") / "cpuset.cpus"
-    return _CGROUPS / path.lstrip("/") / "cpuset.cpus"
+def cgroups(parent: str) -> Path:
+    """Return the folder of a cgroup in the hierarchy that holds processes to CPUs, in cgroups of either version."""
+    return (_CPUSETS if _CPUSETS.is_dir() else _CGROUPS) / parent.lstrip("/")
 
 
 def cpuset(pid: int) -> CpuSet:
-    """Return the cpuset of a process's cgroup as it was written.
+    """Return the cpuset of a process's cgroup.
 
     Raises
     ------
     OSError
         If the process does not exist any more.
     """
-    return CpuSet.parse(cpuset_path(pid).read_text().strip())
+    lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    paths = {controllers: path for _, controllers, path in lines}
+    folder = cgroups(paths["cpuset"] if "cpuset" in paths else paths[""])
+    text = (folder / "cpuset.cpus").read_text().strip()
+    # In version 2 it is empty where nobody has restricted it.
+    return CpuSet.parse(text or (folder / "cpuset.cpus.effective").read_text().strip())

@@ -25,7 +25,7 @@ from fastcpu import CpuSet
 
 # Waited for is mostly what takes milliseconds; the machine may be busy with more than this.
 PATIENCE_S = 30.0
-_SHOWN_LOG_LINES = 200
+_SHOWN_LOG_LINES = 300
 
 # Two CPUs are enough, one for a claim and one for all others; what else there is the driver reserves.
 MANAGED = CpuSet.parse("0-1")
@@ -203,15 +203,15 @@ class Node:
         assert allowed == cpuset
         return str(allowed)
 
-    async def wait_cpus(self, container: str, cpus: str, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until a container may run on these CPUs, and no others."""
-        pid = await self.cri.pid(container)
+    async def wait_cpus(self, *containers: str, cpus: str, timeout_s: float = PATIENCE_S) -> None:
+        """Wait until containers may run on these CPUs, and no others."""
+        pids = [await self.cri.pid(container) for container in containers]
         wanted = CpuSet.parse(cpus)
 
         async def there() -> bool:
-            return kernel.allowed(pid) == kernel.cpuset(pid) == wanted
+            return all(kernel.allowed(pid) == kernel.cpuset(pid) == wanted for pid in pids)
 
-        await self.until(there, f"container {container} on CPUs {cpus}", timeout_s)
+        await self.until(there, f"containers {', '.join(containers)} on CPUs {cpus}", timeout_s)
 
     async def until(self, condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait for something that nobody tells."""

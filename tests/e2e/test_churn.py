@@ -49,8 +49,7 @@ class Observer:
     """
 
     def __init__(self, cgroup_parent):
-        hierarchy = Path("/sys/fs/cgroup/cpuset")
-        self._cgroups = (hierarchy if hierarchy.is_dir() else hierarchy.parent) / cgroup_parent.lstrip("/")
+        self._cgroups = kernel.cgroups(cgroup_parent)
         self.settled = False
         self.epoch = 0
         self.held = {}
@@ -271,8 +270,7 @@ async def test_churn(node, capsys):
         with capsys.disabled():
             print(f"\nchurn with seed {SEED}: {report(churn, observer)}")
     let_go = time.monotonic()
-    for container in permanent:
-        await node.wait_cpus(container, str(MANAGED), GROWN_AFTER_S)
+    await node.wait_cpus(*permanent, cpus=str(MANAGED), timeout_s=GROWN_AFTER_S)
     metrics = await node.metrics()
     with capsys.disabled():
         print(f"all CPUs were shared again {time.monotonic() - let_go:.2f} s after the end")

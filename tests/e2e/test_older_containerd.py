@@ -43,7 +43,7 @@ async def test_pinning(node):
     assert await node.cpus(exclusive) == "1"
     await node.cri.end(other)
     assert await node.unprepare(claim) == ""
-    await node.wait_cpus(shared, "0-1")
+    await node.wait_cpus(shared, cpus="0-1")
 
 
 async def test_driver_killed(node):
@@ -57,7 +57,7 @@ async def test_driver_killed(node):
     stray = await node.cri.run(await node.pod(), "main")
     assert await node.cpus(stray) == str(EVERYTHING)
     await node.start_driver()
-    await node.wait_cpus(stray, "0")
+    await node.wait_cpus(stray, cpus="0")
     assert await node.cpus(running) == "1"
     assert await node.cpus(await node.cri.run(pod, "main", cdi=devices)) == "1"
 
@@ -86,4 +86,4 @@ async def test_containerd_killed(node):
     assert [await node.cpus(exclusive), await node.cpus(shared)] == ["1", "0"]
     await node.cri.end(pod)
     assert await node.unprepare(claim) == ""
-    await node.wait_cpus(shared, "0-1")
+    await node.wait_cpus(shared, cpus="0-1")

@@ -22,22 +22,25 @@ NOT_PRESENT = 'required plugin "dra.cpu" not present'
 async def node(current_containerd):
     async with Node.open(current_containerd, settings=SETTINGS) as node:
         # Before any driver, as when a node starts.
-        own = await node.pod(annotations=as_mapping(TOLERATION))
-        await node.cri.run(own, "driver")
+        for form in ("", "/pod", "/container.driver"):
+            await node.cri.run(await node.pod(annotations=as_mapping(TOLERATION, form)), "driver")
+        other = await node.pod(annotations=as_mapping(TOLERATION, "/container.driver"))
+        assert NOT_PRESENT in await node.why_not_created(other, "other")
         assert NOT_PRESENT in await node.why_not_created(await node.pod(), "main")
         await node.start_driver()
         yield node
 
 
-def as_mapping(annotation):
+def as_mapping(annotation, form=""):
     name, value = annotation
-    return {name: value.strip("\"'")}
+    return {name + form: value.strip("\"'")}
 
 
 async def nothing_starts(node):
     """Try containers without and with a claim while the driver is away, and again when it is back."""
     pod, plain = await node.pod(), await node.pod()
-    devices = await node.prepare(node.add_claim("1", pod))
+    tolerant = await node.pod(annotations=as_mapping(TOLERATION))
+    devices = await node.prepare(node.add_claim("1", pod, tolerant))
     await node.cri.run(plain, "before")
     yield
     errors = [
@@ -47,6 +50,9 @@ async def nothing_starts(node):
     ]
     assert all("validator" in error for error in errors), errors
     assert NOT_PRESENT in errors[-1]
+    # Who does without the plugin does not do without the start guard.
+    stray = await node.cri.create(tolerant, "main", cdi=devices)
+    assert "its claims allow CPUs 1 only" in await node.why_not_started(stray)
     yield
     assert await node.cpus(await node.cri.run(plain, "after")) == "0"
     assert await node.cpus(await node.cri.run(pod, "main", cdi=devices)) == "1"

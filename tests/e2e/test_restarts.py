@@ -34,12 +34,12 @@ async def test_driver_killed_and_started_again(node):
     moved = await node.cri.create(await node.pod(), "main")
 
     await node.start_driver()
-    await node.wait_cpus(stray, "0")
+    await node.wait_cpus(stray, cpus="0")
     assert (await node.metrics())['nri_corrected_containers_total{cpu_allocation_mode="shared"}'] >= 1
     assert [await node.cpus(container) for container in (exclusive, created, shared)] == ["1", "1", "0"]
     # Created while nobody was there, started now: it must not start where it was created.
     await node.cri.start(moved)
-    await node.wait_cpus(moved, "0")
+    await node.wait_cpus(moved, cpus="0")
 
     # Everything is known again: whose the claim is, that it is in use, and how it goes on.
     node.reserve(claim, pod, other := await node.pod())
@@ -49,8 +49,7 @@ async def test_driver_killed_and_started_again(node):
     assert await node.cpus(again) == "1"
     await node.cri.end(pod)
     assert await node.unprepare(claim) == ""
-    for container in (stray, shared, moved):
-        await node.wait_cpus(container, "0-1")
+    await node.wait_cpus(stray, shared, moved, cpus="0-1")
 
 
 async def test_driver_killed_while_the_pool_should_grow(node):
@@ -60,7 +59,7 @@ async def test_driver_killed_while_the_pool_should_grow(node):
     assert await node.cpus(shared) == "0"
     assert await node.unprepare(claim) == ""
     await node.restart_driver()
-    await node.wait_cpus(shared, "0-1")
+    await node.wait_cpus(shared, cpus="0-1")
 
 
 @pytest.mark.parametrize("how", ["stop", "kill9"])
@@ -92,7 +91,7 @@ async def test_containerd_restarted(node, how):
     assert await node.cpus(await node.cri.run(shared_pod, "later")) == "0"
     await node.cri.end(pod)
     assert await node.unprepare(claim) == ""
-    await node.wait_cpus(shared, "0-1")
+    await node.wait_cpus(shared, cpus="0-1")
 
 
 async def test_both_gone_while_a_container_ends(node):
@@ -109,7 +108,7 @@ async def test_both_gone_while_a_container_ends(node):
     # Nobody has unprepared it.
     assert await node.cpus(shared) == "0"
     assert await node.unprepare(claim) == ""
-    await node.wait_cpus(shared, "0-1")
+    await node.wait_cpus(shared, cpus="0-1")
 
 
 async def test_claims_that_are_gone_when_the_driver_comes_back(node):

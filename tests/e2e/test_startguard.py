@@ -96,7 +96,7 @@ async def test_claim_of_a_driver_without_a_guard(node):
     assert await node.cpus(stray) == str(EVERYTHING)
 
     await node.start_driver()
-    await node.wait_cpus(stray, "1")
+    await node.wait_cpus(stray, cpus="1")
     assert await node.cpus(running) == "1"
     later = node.add_claim("0", pod)
     later_devices = await node.prepare(later)
