@@ -174,17 +174,14 @@ class Cri:
         """Stop a pod with its containers, and remove nothing: as the kubelet does before it unprepares claims."""
         await self._call(self._runtime.StopPodSandbox, cri.StopPodSandboxRequest(pod_sandbox_id=pod.sandbox))
 
-    async def end(self, pod: Pod) -> None:
-        """Stop and remove a pod with all its containers."""
-        await self._call(self._runtime.StopPodSandbox, cri.StopPodSandboxRequest(pod_sandbox_id=pod.sandbox))
+    async def remove_pod(self, pod: Pod) -> None:
+        """Remove a pod that was stopped, with its containers."""
         await self._call(self._runtime.RemovePodSandbox, cri.RemovePodSandboxRequest(pod_sandbox_id=pod.sandbox))
 
-    async def end_all(self) -> None:
-        """Stop and remove all pods."""
-        answer = await self._call(self._runtime.ListPodSandbox, cri.ListPodSandboxRequest())
-        for sandbox in answer.items:
-            await self._call(self._runtime.StopPodSandbox, cri.StopPodSandboxRequest(pod_sandbox_id=sandbox.id))
-            await self._call(self._runtime.RemovePodSandbox, cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id))
+    async def end(self, pod: Pod) -> None:
+        """Stop and remove a pod with all its containers."""
+        await self.stop_pod(pod)
+        await self.remove_pod(pod)
 
     async def containers(self) -> dict[str, str]:
         """Return the state of all containers, such as ``CONTAINER_RUNNING``, by id."""

@@ -155,7 +155,9 @@ class Churn:
     async def _shared(self):
         pod = await self._node.pod()
         containers = [await self._run(pod, f"c{number}") for number in range(self._rng.randint(1, 2))]
-        await self._use(pod, containers)
+        await self._use(containers)
+        await self._node.cri.end(pod)
+        self._observer.check()
         self.cycles["shared"] += 1
 
     async def _exclusive(self):
@@ -169,11 +171,14 @@ class Churn:
         containers = [
             await self._run(pod, f"c{number}", claim.uid, devices) for number in range(self._rng.randint(1, 3))
         ]
-        await self._use(pod, containers)
+        await self._use(containers)
+        await self._node.cri.stop_pod(pod)
+        self._observer.check()
         del self._observer.held[claim.uid]
         while not await self._unprepare(claim):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         self._observer.check()
+        await self._node.cri.remove_pod(pod)
         self._node.box.api.delete(RESOURCE_CLAIMS, claim.name)
         self.cycles["exclusive"] += 1
 
@@ -207,8 +212,8 @@ class Churn:
             return container
         return None
 
-    async def _use(self, pod, containers):
-        """Do something with the containers that there are, and end the pod."""
+    async def _use(self, containers):
+        """Do something with the containers that there are."""
         living = [container for container in containers if container is not None]
         for _ in range(self._rng.randint(0, 4)):
             if living:
@@ -222,8 +227,6 @@ class Churn:
             self._observer.check()
             await self._node.cri.remove(container)
             self._observer.check()
-        await self._node.cri.end(pod)
-        self._observer.check()
 
     async def _update(self, container):
         # Of other CPUs only while somebody is there who objects.

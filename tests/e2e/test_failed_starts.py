@@ -20,7 +20,7 @@ async def test_a_claim_of_a_container_that_never_started_is_given_back_with_its_
     assert await node.cpus(await node.cri.run(next_pod, "main", cdi=devices)) == "1"
     await node.cri.stop_pod(next_pod)
     assert await node.unprepare(claim) == ""
-    await node.wait_cpus(shared, "0-1")
+    await node.wait_cpus(shared, cpus="0-1")
 
 
 async def test_a_container_that_never_started_makes_no_prepare_fail(node):
