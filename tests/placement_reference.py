@@ -109,7 +109,8 @@ class Choices:
 
     def count(self, cpus: Iterable[int]) -> np.ndarray:
         """Count for each choice how many of some CPUs it has."""
-        mask = np.uint32(sum(1 << i for i, cpu in enumerate(self.free) if cpu in set(cpus)))
+        counted = set(cpus)
+        mask = np.uint32(sum(1 << i for i, cpu in enumerate(self.free) if cpu in counted))
         return np.bitwise_count(self.numbers & mask).astype(np.int64)
 
     def best(self, n: int, policy: Policy) -> CpuSet | None:
