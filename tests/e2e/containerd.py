@@ -231,7 +231,8 @@ def _remove(folder: Path) -> None:
         _remove_cgroup(path, deadline)
     for path in _shim_sockets(folder):
         path.unlink(missing_ok=True)
-    shutil.rmtree(folder)
+    with suppress(FileNotFoundError):  # others may clean up after the same dead run
+        shutil.rmtree(folder)
 
 
 def _processes(folder: Path) -> Iterator[int]:

@@ -64,8 +64,11 @@ async def test_driver_stopped(node):
     errors = await refused(node, pod, "main", devices)
     assert len(errors) == 2, "the creation in which the answer came too late was not refused"
     assert guard_says(errors[-1], "1")
+    stray = await node.cri.run(await node.pod(), "main")
+    assert await node.cpus(stray) == str(EVERYTHING)
     node.driver.send_signal(signal.SIGCONT)
     await node.until(node.is_connected_again, "the driver has been connected again")
+    await node.wait_cpus(stray, cpus="0")
     assert await node.cpus(await node.cri.run(pod, "main", cdi=devices)) == "1"
 
 
