@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 
 from driver.names import DRIVER_NAME
+from driver.sandbox.apistatus import JsonObject
 from driver.sandbox.clusterbox import ClusterBox, free_port
 from driver.sandbox.driverprocess import DriverProcess
 from driver.sandbox.kinds import RESOURCE_CLAIMS
@@ -29,6 +30,7 @@ _SHOWN_LOG_LINES = 300
 
 # Two CPUs are enough, one for a claim and one for all others; what else there is the driver reserves.
 MANAGED = CpuSet.parse("0-1")
+_EXTERNAL = {"allocator": "external", "groupBy": "machine"}
 EVERYTHING = CpuSet.parse(Path("/sys/devices/system/cpu/online").read_text().strip())
 
 
@@ -71,7 +73,9 @@ class Node:
 
     # The driver
 
-    async def start_driver(self, *flags: str, managed: CpuSet = MANAGED, of: CpuSet = EVERYTHING) -> DriverProcess:
+    async def start_driver(
+        self, *flags: str, managed: CpuSet = MANAGED, of: CpuSet = EVERYTHING, settings: Mapping[str, str] = _EXTERNAL
+    ) -> DriverProcess:
         """Start a driver, and wait until it has published what there is, and enforces.
 
         Parameters
@@ -82,22 +86,23 @@ class Node:
             The CPUs that are not reserved.
         of : CpuSet
             All CPUs, where the machine is not the real one.
+        settings : mapping of str to str
+            Who chooses CPUs, and by what they are grouped.
         """
         address = f"127.0.0.1:{free_port()}"
         self._url = f"http://{address}"
-        settings = {"reservedCPUs": str(of - managed), "groupBy": "machine"}
         own = (f"--bind-address={address}", f"--nri-socket={self.containerd.nri_socket}", *flags)
-        self.driver = await self.box.start_driver(settings, own)
+        self.driver = await self.box.start_driver({"reservedCPUs": str(of - managed), **settings}, own)
         if managed:
             _, slices = await self.box.wait_ready(self.driver)
             [self._offer] = read_offers(slices)
         await self.wait_ready()
         return self.driver
 
-    async def restart_driver(self, *flags: str) -> None:
+    async def restart_driver(self, *flags: str, settings: Mapping[str, str] = _EXTERNAL) -> None:
         """Kill the driver as the kernel would, and start another."""
         await self.driver.kill9()
-        await self.start_driver(*flags)
+        await self.start_driver(*flags, settings=settings)
 
     async def wait_ready(self) -> None:
         """Wait until the driver says that it is ready: connected to the runtime too."""
@@ -135,11 +140,21 @@ class Node:
 
     def add_claim(self, cpus: str, *pods: Pod) -> ClaimName:
         """Put a claim into the API server that is allocated some CPUs and reserved for some pods."""
-        count = len(CpuSet.parse(cpus))
+        return self._add(self._allocated(cpus, len(CpuSet.parse(cpus)), pods))
+
+    def add_claim_of(self, count: int, *pods: Pod) -> ClaimName:
+        """Put a claim into the API server that leaves it to the driver which CPUs it gets, reserved for some pods."""
+        body = self._allocated("", count, pods)
+        del body["status"]["allocation"]["devices"]["config"]
+        return self._add(body)
+
+    def _allocated(self, cpus: str, count: int, pods: Sequence[Pod]) -> JsonObject:
         name = f"claim-{next(self._names)}"
-        body = allocated_claim(name, self._offer, cpus, count, reserved_for=[pod.reference for pod in pods])
+        return allocated_claim(name, self._offer, cpus, count, reserved_for=[pod.reference for pod in pods])
+
+    def _add(self, body: JsonObject) -> ClaimName:
         metadata = self.box.api.put(RESOURCE_CLAIMS, body)["metadata"]
-        return ClaimName(namespace="default", name=name, uid=metadata["uid"])
+        return ClaimName(namespace="default", name=metadata["name"], uid=metadata["uid"])
 
     def reserve(self, claim: ClaimName, *pods: Pod) -> None:
         """Reserve a claim for these pods, and no others."""
@@ -184,15 +199,21 @@ class Node:
             return str(error)
         raise AssertionError("the container was started")
 
-    async def run_unnoticed(self, pod: Pod, name: str, **how: object) -> str:
-        """Run a container while no driver is there, and return its id."""
+    async def create_unnoticed(self, pod: Pod, name: str, **how: object) -> str:
+        """Create a container while no driver is there, and return its id."""
         try:
-            return await self.cri.run(pod, name, **how)
+            return await self.cri.create(pod, name, **how)
         except CriError as error:
             # With the first creation the runtime may notice that a validator is gone; then it forgets it.
             if "validator" not in str(error):
                 raise
-        return await self.cri.run(pod, name, **{**how, "attempt": 1})
+        return await self.cri.create(pod, name, **{**how, "attempt": 1})
+
+    async def run_unnoticed(self, pod: Pod, name: str, **how: object) -> str:
+        """Run a container while no driver is there, and return its id."""
+        container = await self.create_unnoticed(pod, name, **how)
+        await self.cri.start(container)
+        return container
 
     # What the kernel says
 
