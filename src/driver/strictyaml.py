@@ -93,6 +93,9 @@ def read_mapping(text: str, source: str) -> tuple[Entry, ...]:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"{source}, line {line}: not YAML: {error.reason}") from error
+    except UnicodeEncodeError as error:  # half of a surrogate pair
+        line = text.count("\n", 0, error.start) + 1
+        raise ConfigError(f"{source}, line {line}: not YAML: {text[error.start]!a} is not a character") from error
 
 
 class _Reader:

@@ -124,6 +124,10 @@ def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
     assert re.fullmatch(r"(c\.yaml, line \d+: .+)?", fault_of(text))
 
 
+def test_half_a_surrogate_pair_is_refused() -> None:
+    assert fault_of("a: b\n\ud800") == "c.yaml, line 2: not YAML: '\\ud800' is not a character"
+
+
 def fault_of(text: str) -> str:
     try:
         read_mapping(text, "c.yaml")
