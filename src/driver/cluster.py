@@ -9,6 +9,7 @@ and every answer is checked (`driver.answers`); every failure is an `ApiError`.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
 import os
 import random
@@ -24,10 +25,15 @@ from urllib.parse import urlencode, urlsplit
 import aiohttp
 import yaml
 
-# The package's own __init__ loads the synchronous client with all that it needs, of which kubernetes.aio uses nothing:
-# two thirds of the import's time and 7 MB for the life of the process. So kubernetes.aio is given an empty parent.
-if "kubernetes" not in sys.modules and (_spec := importlib.util.find_spec("kubernetes")) is not None:
-    sys.modules["kubernetes"] = importlib.util.module_from_spec(_spec)
+# The packages' own __init__ load the synchronous client and much else that these modules have no use for: most of the
+# import's time, and 17 MB for the life of the process. So the packages are entered without running that. The loaders
+# name ApiClient, which brings pydantic, only for functions that are not called here: they find a placeholder.
+if "kubernetes" not in sys.modules:
+    for _name in ("kubernetes", "kubernetes.aio"):
+        if (_spec := importlib.util.find_spec(_name)) is not None:
+            sys.modules[_name] = importlib.util.module_from_spec(_spec)
+    vars(sys.modules["kubernetes"])["aio"] = sys.modules["kubernetes.aio"]
+    vars(importlib.import_module("kubernetes.aio.client"))["ApiClient"] = None
 
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
@@ -47,6 +53,9 @@ from driver.answers import (
 )
 from driver.errors import ApiError, ConfigError
 from driver.names import DRIVER_NAME
+
+# Whoever asks for it later gets the class.
+vars(sys.modules["kubernetes.aio.client"]).pop("ApiClient", None)
 
 _GROUP: Final = "/apis/resource.k8s.io/v1"
 _SLICES: Final = f"{_GROUP}/resourceslices"
