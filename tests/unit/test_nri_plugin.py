@@ -17,12 +17,14 @@ from driver.errors import ApiError
 from driver.ledger import Ledger
 from driver.metrics import Metrics
 from driver.names import ClaimUID
+from driver.nri import plugin
 from driver.nri.containers import Phase
 from driver.nri.enforcement import Enforcement
 from driver.nri.errors import Refusal
 from driver.nri.plugin import RuntimePlugin
 from driver.nri.reservations import Reservations
 from driver.nri.sharedpool import SharedPool
+from driver.nri.ttrpc import MOST_DATA_BYTES
 from fastcpu import CpuSet
 from fastcpu.pool import CpuPool
 
@@ -53,10 +55,11 @@ class Api:
 class Side:
     """The plugin, and what it stands on."""
 
-    def __init__(self, make_record) -> None:
+    def __init__(self, make_record, n_cpus: int = 16) -> None:
         self.api = Api()
         self.registry = CollectorRegistry()
-        self.ledger = Ledger(CpuPool(CpuSet(range(16)), CpuSet(), np.array([[0xFFFF]], dtype=np.uint64)))
+        online = CpuSet(range(n_cpus))
+        self.ledger = Ledger(CpuPool(online, CpuSet(), online.words[np.newaxis]))
         self.ledger.hold(make_record("a", "2-5"))
         self.now = 0.0
         self.enforcement = Enforcement(
@@ -200,6 +203,20 @@ async def test_what_happened_while_the_claim_was_read_counts(side):
         await creation
 
 
+async def test_a_pod_that_another_claim_has_lost_while_one_was_read_is_not_put_on_the_shared_pool(side, make_record):
+    side.ledger.hold(make_record("b", "8-9"))
+    side.enforcement.learn(ClaimUID("b"), {"status": {"reservedFor": [{"resource": "pods", "uid": "uid-p"}]}})
+    container = exclusive()
+    container.env.append("DRA_CPUSET_b=8-9")
+    container.CDI_devices.add(name="dra.k8s.io/cpu=claim-b")
+    creation = asyncio.create_task(side.create(container))
+    await asyncio.sleep(0)
+    side.enforcement.learn(ClaimUID("b"), {"status": {"reservedFor": []}})
+    with pytest.raises(Refusal, match=r"claim default/claim-b \(b\) .* changed meanwhile; it is tried again"):
+        await creation
+    assert len(side.enforcement.containers) == 0
+
+
 async def test_a_creation_that_is_cancelled_leaves_nothing(side):
     side.api.hangs = True
     creation = asyncio.create_task(side.create(exclusive()))
@@ -289,18 +306,38 @@ async def test_a_container_whose_pod_is_not_told_is_put_right_too(side):
     assert side.enforcement.owner(ClaimUID("a"))[0].uid == "s"
 
 
-async def test_one_container_that_cannot_be_understood_does_not_stop_the_others(side, monkeypatch, caplog):
-    classify = side.plugin._classify
+async def test_one_container_that_cannot_be_understood_shares_and_does_not_stop_the_others(side, monkeypatch, caplog):
+    decide_living = plugin.decide_living
 
-    def fail(request, container):
-        if container.id == "2":
+    def fail(request, *rest):
+        if request.name == "odd":
             raise ValueError("what is this")
-        return classify(request, container)
+        return decide_living(request, *rest)
 
-    monkeypatch.setattr(side.plugin, "_classify", fail)
-    updates = await side.plugin.synchronize([POD], [shared("1"), shared("2"), shared("3")])
-    assert [update.container_id for update in updates] == ["1", "3"]
+    monkeypatch.setattr(plugin, "decide_living", fail)
+    odd = nri.Container(id="2", name="odd", pod_sandbox_id="s")
+    updates = await side.plugin.synchronize([POD], [shared("1"), odd, shared("3")])
+    assert [update.container_id for update in updates] == ["1", "2", "3"]
+    # A claim's prepare waits for it as for any other.
+    assert side.enforcement.containers.get("2").may_have == CpuSet(range(16))
     assert any(line.exc_info for line in caplog.records)
+
+
+async def test_the_answer_to_a_synchronisation_can_be_sent_however_scattered_the_shared_pool_is(make_record):
+    side = Side(make_record, n_cpus=8192)
+    side.ledger.hold(make_record("b", "6-8191:1/2"))
+    containers = [shared(f"{number:064}") for number in range(300)]
+    updates = await side.plugin.synchronize([POD], [*containers, exclusive("e")])
+    assert nri.SynchronizeResponse(update=updates).ByteSize() < MOST_DATA_BYTES
+    assert updates[0].container_id == "e"
+    assert len(updates) > 50
+    # The others are pushed after it.
+    assert len(side.enforcement.containers) == 301
+    pool = side.enforcement.pool.cpus
+    assert all(
+        container.push_due(side.enforcement.pool.wanted(container, pool), 0.0) == 0.0
+        for container in side.enforcement.containers
+    )
 
 
 async def test_of_two_pods_with_one_claim_that_keeps_it_which_had_it(side):

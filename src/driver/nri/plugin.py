@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from driver.apis import nri_v1alpha1_pb2 as nri
+from driver.json_values import quoted
 from driver.logs import fields
 from driver.names import CPUSET_VARIABLE_PREFIX, ClaimUID
 from driver.nri import messages
@@ -35,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 _LONGEST_LOOK_S: Final = 1.0
 _MOST_ENDED: Final = 4096
+# The runtime takes 4 MiB in all, and a CPU list may have tens of thousands of characters.
+_MOST_UPDATE_BYTES: Final = 3 << 20
 _CONTAINERD: Final = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?:\D|$)", re.ASCII)
 _CDI_DEVICES_SINCE: Final = (2, 3)
 
@@ -122,6 +125,8 @@ class RuntimePlugin:
         with self._measured("create_container") as measured:
             request = messages.read_request(messages.read_pod(pod), container)
             decision = await self._decide(request)
+            if isinstance(decision, Unverified):
+                decision = self._changed_meanwhile(request, decision)
             if isinstance(decision, Refused):
                 self._refuse(request, container.id, decision)
             exclusive = decision if isinstance(decision, Exclusive) else None
@@ -230,6 +235,16 @@ class RuntimePlugin:
         # All may be different by now.
         return decide(request, self._enforcement, self._marks, dict(zip(decision.claims, reasons, strict=True)))
 
+    def _changed_meanwhile(self, request: Request, unverified: Unverified) -> Refused:
+        """Refuse a container of a claim that lost its pod while another of its claims was read."""
+        uid = unverified.claims[0]
+        claim = self._enforcement.records[uid].claim
+        message = (
+            f"container {quoted(request.name)}: whether claim {claim} ({uid}) is reserved for pod {request.pod} has "
+            "changed meanwhile; it is tried again when the container is"
+        )
+        return Refused(reason="unverified", message=message)
+
     def _cpus_for(self, request: Request, identity: str, exclusive: Exclusive | None) -> CpuSet:
         """Return what a container gets; nothing if it is left as it is."""
         pool = self._enforcement.pool.current(self._enforcement.now())
@@ -274,20 +289,21 @@ class RuntimePlugin:
         pool = self._enforcement.pool.current(self._enforcement.now())
         texts: dict[CpuSet, str] = {}
         corrected = {"exclusive": 0, "shared": 0}
+        room = _MOST_UPDATE_BYTES
         for index in order:
-            try:
-                known = self._classify(requests[index], living[index])
-                self._containers.add(known)
-                wanted = self._enforcement.pool.wanted(known, pool)
-                if wanted and messages.read_cpus(living[index]) != wanted:
-                    corrected["exclusive" if known.claims else "shared"] += 1
-                    updates.append(messages.update(known.id, texts.setdefault(wanted, str(wanted))))
-                    known.synchronized(wanted, self._enforcement.now())
-            except Exception:
-                # One that cannot be understood must not keep the others where they are.
-                _log.exception("a container could not be put right", extra=fields(id=living[index].id[:64]))
-        for update in updates:
+            known = self._classify(requests[index], living[index])
+            self._containers.add(known)
+            wanted = self._enforcement.pool.wanted(known, pool)
+            if not wanted or messages.read_cpus(living[index]) == wanted:
+                continue
+            corrected["exclusive" if known.claims else "shared"] += 1
+            update = messages.update(known.id, texts.setdefault(wanted, str(wanted)))
             update.ignore_failure = True
+            room -= update.ByteSize()
+            # What has no room is pushed soon, as all that was found is.
+            if room >= 0:
+                updates.append(update)
+                known.synchronized(wanted, self._enforcement.now())
         for mode, count in corrected.items():
             self._metrics.count_corrected_containers(mode, count)
         return updates
@@ -300,7 +316,13 @@ class RuntimePlugin:
 
     def _classify(self, request: Request, container: nri.Container) -> Container:
         """Return what a container is that nobody can refuse any more."""
-        decision = decide_living(request, self._enforcement.records, self._marks)
+        decision: Decision
+        try:
+            decision = decide_living(request, self._enforcement.records, self._marks)
+        except Exception as error:
+            # One that cannot be understood must not keep the others where they are.
+            _log.exception("a bug", extra=fields(id=container.id[:64]))
+            decision = Refused(reason="malformed", message=f"internal error: {type(error).__name__}")
         if isinstance(decision, Exclusive):
             for uid in decision.claims:
                 owner = self._enforcement.owner(uid)
