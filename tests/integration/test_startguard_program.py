@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -429,13 +429,21 @@ def test_a_configuration_that_cannot_be_read_refuses(runtime):
     assert "Too many levels of symbolic links" in runtime.run()
 
 
-def start(runtime: Runtime, **options: object) -> subprocess.CompletedProcess[bytes]:
+def command(runtime: Runtime, change: str) -> list[str]:
+    """Return a command that changes its own process first, and then becomes the guard."""
+    program = f"import os, signal, sys; {change}; os.execv(sys.argv[1], sys.argv[2:])"
+    return [sys.executable, "-IS", "-c", program, str(runtime.program), *runtime.arguments()]
+
+
+def start(runtime: Runtime, change: str = "", **options: object) -> subprocess.CompletedProcess[bytes]:
     runtime.write(runtime.config(runtime.hook()))
-    return subprocess.run(runtime.arguments(), executable=runtime.program, env={}, timeout=20, check=False, **options)
+    arguments = command(runtime, change) if change else runtime.arguments()
+    program = sys.executable if change else runtime.program
+    return subprocess.run(arguments, executable=program, env={}, timeout=20, check=False, **options)
 
 
 def test_no_standard_input_refuses(runtime):
-    ended = start(runtime, preexec_fn=lambda: os.close(0), capture_output=True)
+    ended = start(runtime, "os.close(0)", capture_output=True)
     assert refusal_of(ended) == "cannot read the container's state: Bad file descriptor"
     ended = start(runtime, stdin=subprocess.DEVNULL, capture_output=True)
     assert refusal_of(ended) == "the container's state is empty"
@@ -445,7 +453,7 @@ def test_no_standard_input_refuses(runtime):
 
 
 def test_it_refuses_also_if_nobody_can_be_told(runtime):
-    ended = start(runtime, stdin=subprocess.DEVNULL, preexec_fn=lambda: (os.close(1), os.close(2)))
+    ended = start(runtime, "os.close(1); os.close(2)", stdin=subprocess.DEVNULL)
     assert ended.returncode == 1
 
 
@@ -463,19 +471,14 @@ def test_a_state_that_comes_in_pieces_and_without_blocking(runtime):
 
 def test_a_runtime_that_never_ends_the_state_is_refused_in_time(runtime):
     runtime.write(runtime.config(runtime.hook()))
-
-    def block_alarm() -> None:
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
-
+    # Whoever starts it may have switched its alarm off.
+    change = "signal.signal(signal.SIGALRM, signal.SIG_IGN); signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])"
     guard = subprocess.Popen(
-        runtime.arguments(),
-        executable=runtime.program,
+        command(runtime, change),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={},
-        preexec_fn=block_alarm,
     )
     guard.stdin.write(json.dumps(runtime.state()).encode())
     guard.stdin.flush()
