@@ -8,7 +8,7 @@ TTRPC := %/ttrpc.proto %/nri_v1alpha1.proto
 INSTALL := $(BIN)/pip install --quiet --no-build-isolation
 
 .DEFAULT_GOAL := help
-.PHONY: help dev build demo test e2e lint format bench sanitize package protos clean
+.PHONY: help dev build demo test e2e cluster e2e-cluster lint format bench sanitize package protos clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -34,7 +34,13 @@ test: build ## run the tests
 	$(BIN)/python -m pytest
 
 e2e: build ## run the driver with a real containerd, runc and kernel; needs root
-	$(BIN)/python -m pytest tests/e2e
+	$(BIN)/python -m pytest tests/e2e --ignore=tests/e2e/cluster --ignore=tests/e2e/vm
+
+cluster: build ## start a one-node Kubernetes and a shell for it; needs root
+	PYTHONPATH=tests $(BIN)/python -m e2e.cluster
+
+e2e-cluster: build ## run the driver in a one-node Kubernetes; needs root
+	$(BIN)/python -m pytest tests/e2e/cluster
 
 lint: build ## check style, types, stubs, layers and spelling
 	$(BIN)/ruff check

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e import programs
+from e2e import programs, scratch
 
 if TYPE_CHECKING:
     from e2e.node import Node
@@ -24,9 +24,7 @@ def pytest_sessionstart() -> None:
 @pytest.fixture(scope="session")
 def clean_machine() -> None:
     """Nothing is left of earlier runs, however they have ended."""
-    from e2e.containerd import remove_leftovers
-
-    remove_leftovers()
+    scratch.remove_leftovers()
 
 
 @pytest.fixture(scope="session")

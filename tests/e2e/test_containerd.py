@@ -8,8 +8,9 @@ import os
 import sys
 from pathlib import Path
 
-from e2e.containerd import Containerd, leftovers, remove_leftovers
+from e2e.containerd import Containerd
 from e2e.cri import Cri
+from e2e.scratch import leftovers, remove_leftovers
 
 # What a test run looks like that is killed.
 _DIES = """
