@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from driver.names import DRIVER_NAME
-from driver.sandbox.clusterbox import ClusterBox, free_port, held_cpus
+from driver.sandbox.clusterbox import ClusterBox, held_cpus
 from driver.sandbox.driverprocess import DriverProcess
 from driver.sandbox.kinds import RESOURCE_CLAIMS
 from driver.sandbox.kubelet import ClaimName
@@ -69,7 +69,7 @@ class Node:
         wait: bool = True,
     ) -> DriverProcess:
         """Start a driver and, unless told otherwise, wait until it serves claims."""
-        address = f"127.0.0.1:{free_port()}"
+        address = f"127.0.0.1:{self.box.reserve_port()}"
         self.url = f"http://{address}"
         log = self.box.folder / "driver.log"
         self._log_begins = log.stat().st_size if log.exists() else 0

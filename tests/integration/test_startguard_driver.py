@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from driver.sandbox.clusterbox import ClusterBox, free_port
+from driver.sandbox.clusterbox import ClusterBox
 from driver.sandbox.driverprocess import DriverProcess
 
 UID = "3f6c1d2e-0b1a-4c5d-8e9f-a0b1c2d3e4f5"
@@ -29,13 +29,13 @@ class Driver:
     def __init__(self, box: ClusterBox, start: Callable[..., Awaitable[DriverProcess]]) -> None:
         self.program = box.kubelet.root / "plugins" / "dra.cpu" / "start-guard"
         self.spec = box.cdi_dir / f"dra.k8s.io-cpu_claim-{UID}.json"
-        self._folder = box.folder
+        self._box = box
         self._start = start
 
     async def start(self, *flags: str) -> None:
-        address = f"127.0.0.1:{free_port()}"
+        address = f"127.0.0.1:{self._box.reserve_port()}"
         self._url = f"http://{address}"
-        flags = (f"--nri-socket={self._folder}/nri.sock", f"--bind-address={address}", *flags)
+        flags = (f"--nri-socket={self._box.folder}/nri.sock", f"--bind-address={address}", *flags)
         self.process = await self._start(flags=flags, wait=False)
         async with asyncio.timeout(60):
             while await self.get("/healthz") is None:  # noqa: ASYNC110, another process tells nobody

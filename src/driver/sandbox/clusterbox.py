@@ -27,6 +27,7 @@ from driver.sandbox.kinds import DEVICE_CLASSES, NODES, RESOURCE_SLICES
 from driver.sandbox.kubelet import Kubelet
 from driver.sandbox.machine import MachineShape, write_machine
 from driver.sandbox.plugins import KubeletError, Plugin
+from driver.sandbox.ports import reserved_port
 from driver.sandbox.runtime import ContainerRuntime
 from fastcpu.cpuset import CpuSet
 from fastcpu.sysfs import read_topology
@@ -119,6 +120,10 @@ class ClusterBox:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
+    def reserve_port(self) -> int:
+        """Return a port of the loopback address that nobody else is given until the box ends."""
+        return self._stack.enter_context(reserved_port())
+
     async def start_driver(
         self,
         settings: Mapping[str, object] | None = None,
@@ -145,7 +150,7 @@ class ClusterBox:
             f"--kubelet-root-dir={self.kubelet.root}",
             f"--cdi-dir={self.cdi_dir}",
             f"--sysfs-root={self.sysfs_root}",
-            f"--bind-address=127.0.0.1:{free_port()}",
+            f"--bind-address=127.0.0.1:{self.reserve_port()}",
             self._nri_flag,
             *flags,
         ]
