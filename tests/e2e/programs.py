@@ -107,7 +107,7 @@ def build(module: Path) -> Path:
             _go_build(module, "-ldflags=-s -w", f"-tags={_TAGS}", "-o", folder, "tool", cgo=False)
         _say(f"built {module.name} in {time.monotonic() - started:.0f} s")
 
-    return _kept(make, _go_version(go()).encode(), *(path.read_bytes() for path in parts))
+    return kept(make, _go_version(go()).encode(), *(path.read_bytes() for path in parts))
 
 
 def _go_build(module: Path, *arguments: str | Path, cgo: bool) -> None:
@@ -151,7 +151,7 @@ def cri_stubs() -> Path:
         command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"--python_out={folder}"]
         subprocess.run([*command, f"--grpc_python_out={folder}", folder / "cri_v1.proto"], check=True)
 
-    return _kept(make, _cri_proto().read_bytes(), version("grpcio-tools").encode())
+    return kept(make, _cri_proto().read_bytes(), version("grpcio-tools").encode())
 
 
 @cache
@@ -162,8 +162,8 @@ def _cri_proto() -> Path:
     return Path(json.loads(answer.stdout)["Dir"], "pkg/apis/runtime/v1/api.proto")
 
 
-def _kept(make: Callable[[Path], None], *inputs: bytes) -> Path:
-    """Return the folder that `make` fills, made before from the same inputs or now."""
+def kept(make: Callable[[Path], None], *inputs: bytes) -> Path:
+    """Return the folder that `make` fills, made before from the same inputs or now; it is kept for later runs."""
     key = hashlib.sha256()
     for part in inputs:
         key.update(hashlib.sha256(part).digest())
