@@ -20,8 +20,9 @@ Load = Callable[..., Config]
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "config.yaml"
+def file(short_tmp: Path) -> Path:
+    # A long path would be cut in messages.
+    return short_tmp / "config.yaml"
 
 
 @pytest.fixture
