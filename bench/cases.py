@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machines and choices that the check is measured on."""
+"""The machines, CPU sets and choices that everything is measured on."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fastcpu import CpuSet
+from fastcpu import CpuSet, Topology
 from fastcpu.pool import CpuPool
-from rivals import BooleanPool, IntPool, SetPool
 
-SIZES = (64, 256, 512, 1024, 4096, 8192)
+SIZES = (64, 512, 1024, 8192)
 KINDS = ("one range", "one range, far end", "eight ranges", "every second CPU")
-RIVALS = {"Python sets": SetPool, "Python ints": IntPool, "NumPy booleans": BooleanPool}
 GROUPS = 2
 RESERVED = {0}
 
@@ -30,10 +28,6 @@ def pool(n_cpus: int) -> CpuPool:
     return CpuPool(CpuSet(range(n_cpus)), CpuSet(RESERVED), groups)
 
 
-def rival(name: str, n_cpus: int):
-    return RIVALS[name](set(range(n_cpus)), RESERVED, members(n_cpus))
-
-
 def choice(kind: str, n_cpus: int) -> tuple[str, tuple[tuple[int, int], ...]]:
     """Return the text of a choice and its demands."""
     half = n_cpus // GROUPS
@@ -46,3 +40,16 @@ def choice(kind: str, n_cpus: int) -> tuple[str, tuple[tuple[int, int], ...]]:
         return ",".join(f"{half + i * step}-{half + i * step + 1}" for i in range(8)), ((1, 16),)
     cpus = range(half, n_cpus, 2)
     return ",".join(map(str, cpus)), ((1, len(cpus)),)
+
+
+def server(n_cpus: int) -> Topology:
+    """Return two sockets of NUMA nodes of 64 CPUs and L3 caches of 16, siblings half the machine apart."""
+    n_cores = n_cpus // 2
+    core = [cpu % n_cores for cpu in range(n_cpus)]
+    return Topology.from_arrays(
+        CpuSet(range(n_cpus)),
+        cores=core,
+        l3_caches=[number // 8 for number in core],
+        numa_nodes=[number // min(32, n_cores // 2) for number in core],
+        sockets=[number * 2 // n_cores for number in core],
+    )

@@ -1,78 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints, after pytest-benchmark's own table, what one call of ``CpuPool.check`` costs beside its rivals.
-
-pytest-benchmark's loop adds its own hundred nanoseconds to each call, which is as much as the call itself. So the table
-below times the bare call with ``timeit``, takes the median of several rounds and subtracts the empty loop.
-"""
+"""What all benchmarks share: a place in the report's table for each, and a clock for calls of some nanoseconds."""
 
 from __future__ import annotations
 
 import gc
-import os
-import platform
-import statistics
-import sys
-import timeit
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-import cases
-import instructions
+import contenders
 
-_ROUNDS = 7
-_nanoseconds: dict[tuple[str, int, str], float] = {}
+# A round should be long against the clock's own cost, and a figure need not take longer than this together.
+_ROUND_S = 0.0005
+_TOGETHER_S = 0.05
+_ROUNDS = range(5, 51)
 
 
-def _median_ns(statement: str, names: dict[str, object], target_s: float) -> float:
-    timer = timeit.Timer(statement, globals=names)
-    once = max(timer.timeit(20) / 20, 1e-8)
-    number = max(20, int(target_s / once))
-    return statistics.median(timer.repeat(_ROUNDS, number)) / number * 1e9
+class CallClock:
+    """A clock that goes on by what one call took, whatever else happened.
+
+    pytest-benchmark adds some hundred nanoseconds to each call that it makes, which is as much as some of the calls
+    here. So calls are made and timed in loops of their own; pytest-benchmark reads each loop's result from this clock.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+_CLOCK = CallClock()
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "race" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.benchmark(timer=_CLOCK))
 
 
 @pytest.fixture
-def compare(benchmark):
-    """Time ``check(text, demands)`` for the summary; one call only where benchmarks are merely smoke-tested."""
+def entry(benchmark):
+    """Give the benchmark its place in the table: ``entry(chapter, job, contender, n=…, of=…)``.
 
-    def measure(kind, n_cpus, contender, check, text, demands):
-        if benchmark.disabled:
-            return
+    A row of the table is one chapter, job and size, the contenders are its columns; ``unit`` says what the size counts.
+    """
+
+    def enter(chapter: str, job: str, contender: str, n: int | None = None, unit: str = "CPUs") -> Any:
+        benchmark.group = f"{chapter}: {job}" if n is None else f"{chapter}: {job}, {n} {unit}"
+        benchmark.name = contender
+        benchmark.extra_info |= {"chapter": chapter, "job": job, "contender": contender, "n": n, "unit": unit}
+        return benchmark
+
+    return enter
+
+
+@pytest.fixture
+def race(entry, request):
+    """Time a loop that tells itself how long its calls took: ``race(loop, chapter, job, contender, …)``."""
+    together = min(float(request.config.getoption("benchmark_max_time")), _TOGETHER_S)
+
+    def run(loop: Callable[[int], float], *place: Any, **size: Any) -> None:
+        benchmark = entry(*place, **size)
+        calls = 1
+        # The quicker of two: an interruption must not make a round of few calls.
+        while benchmark.enabled and min(loop(calls), loop(calls)) < min(_ROUND_S, together / 2) and calls < 10_000_000:
+            calls *= 2
+
+        def one_round() -> None:
+            _CLOCK.now += loop(calls) / calls
+
+        rounds = int(min(max(together / _ROUND_S, _ROUNDS.start), _ROUNDS.stop)) if calls > 1 else _ROUNDS.start
         gc.disable()
         try:
-            names = {"check": check, "text": text, "demands": demands}
-            empty = _median_ns("pass", names, 0.005)
-            _nanoseconds[kind, n_cpus, contender] = _median_ns("check(text, demands)", names, 0.02) - empty
+            benchmark.pedantic(one_round, rounds=rounds)
         finally:
             gc.enable()
 
-    return measure
+    return run
 
 
-def pytest_terminal_summary(terminalreporter):
-    if not _nanoseconds:
-        return
-    write = terminalreporter.write_line
-    terminalreporter.section("one call of check(), nanoseconds")
-    write(
-        f"{platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}, Python {sys.version.split()[0]}; "
-        f"median of {_ROUNDS} rounds without the loop"
-    )
-    for kind in cases.KINDS:
-        write(f"\n{kind}")
-        write(f"{'CPUs':>6} {'fastcpu':>9}" + "".join(f" {name:>24}" for name in cases.RIVALS))
-        for n_cpus in cases.SIZES:
-            ours = _nanoseconds.get((kind, n_cpus, "fastcpu"))
-            if ours is None:
-                continue
-            row = f"{n_cpus:>6} {ours:>9.0f}"
-            for name in cases.RIVALS:
-                theirs = _nanoseconds.get((kind, n_cpus, name))
-                row += f" {theirs:>15.0f} {f'({theirs / ours:.0f}×)':>8}" if theirs else f" {'–':>24}"
-            write(row)
-    counts = instructions.count_instructions()
-    write("\ninstructions of one call (callgrind)")
-    if isinstance(counts, str):
-        write(counts)
-    else:
-        for (kind, n_cpus), count in counts.items():
-            write(f"{kind}, {n_cpus} CPUs: {count:.0f}")
+@pytest.fixture
+def compete(race):
+    """Check a contender's answer to a task, and time it."""
+
+    def run(contender, task, chapter, job):
+        if reason := contenders.missing(contender):
+            pytest.skip(reason)
+        loop = contenders.start(contender, task)
+        loop(1)
+        assert loop.answer(type(task.answer)) == task.answer
+        race(loop, chapter, job, contender, n=task.n_cpus)
+
+    return run

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a claim costs before its CPUs are checked: decoding, parameters, and the refusal of hostile ones."""
+"""From a claim's JSON to checked CPUs, beside the Kubernetes client's models with sets; hostile claims refused."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+from kubernetes.client import ApiClient
 
 import cases
+import rivals
 from driver.allocators import ExternalAllocator
 from driver.claims import decode_claim
 from driver.devices import build_devices
@@ -66,16 +68,44 @@ def allocator(n_cpus: int) -> ExternalAllocator:
     return ExternalAllocator(model, CpuPool(topology.online, CpuSet(cases.RESERVED), model.groups), "node")
 
 
-@pytest.mark.parametrize("n_cpus", cases.SIZES)
-def test_decode_and_choose(benchmark, n_cpus):
-    benchmark.group = "read a claim and check its cpuset"
+class Response:
+    """What the client's own deserializer wants to be given."""
+
+    def __init__(self, body: bytes) -> None:
+        self.data = body
+
+
+def by_models(n_cpus: int):
+    """Return the same with the client's generated models, and sets."""
+    deserialize = ApiClient().deserialize
+    pool = rivals.SetPool(set(range(n_cpus)), cases.RESERVED, cases.members(n_cpus))
+
+    def choose(body: bytes) -> set[int]:
+        claim = deserialize(Response(body), "V1ResourceClaim")
+        if claim.metadata.uid != UID:
+            raise ValueError(claim.metadata.uid)
+        devices = claim.status.allocation.devices
+        (result,) = (result for result in devices.results if result.driver == "dra.cpu")
+        (config,) = (config for config in devices.config if config.opaque.driver == "dra.cpu")
+        group = int(result.device.removeprefix("cpudevsocket"))
+        cpuset = config.opaque.parameters["cpuConfig"]["cpuset"]
+        return pool.check(cpuset, ((group, int(result.consumed_capacity["dra.cpu/cpu"])),))
+
+    return choose
+
+
+def by_driver(n_cpus: int):
     choose = allocator(n_cpus).choose
-    raw = raw_claim(with_cpuset("2-5"))
+    return lambda body: choose(decode_claim(json.loads(body), UID), lambda cpus: {}).cpus
 
-    def read_and_choose():
-        return choose(decode_claim(raw, UID), lambda cpus: {})
 
-    assert benchmark(read_and_choose).cpus == CpuSet.parse("2-5")
+@pytest.mark.parametrize("n_cpus", cases.SIZES)
+@pytest.mark.parametrize("contender", ["dracpu", "client's models and sets"])
+def test_decode_and_choose(entry, contender, n_cpus):
+    body = json.dumps(raw_claim(with_cpuset("2-5"))).encode()
+    read_and_choose = by_driver(n_cpus) if contender == "dracpu" else by_models(n_cpus)
+    chosen = entry("Claims", "JSON to checked CPUs", contender, n=n_cpus)(read_and_choose, body)
+    assert set(chosen) == {2, 3, 4, 5}
 
 
 HOSTILE = {
@@ -88,8 +118,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_refuse(benchmark, name):
-    benchmark.group = "refuse a hostile claim"
+def test_refuse(entry, name):
     choose = allocator(8192).choose
     raw = json.loads(json.dumps(raw_claim(HOSTILE[name])))
 
@@ -97,4 +126,4 @@ def test_refuse(benchmark, name):
         with pytest.raises(ClaimError):
             choose(decode_claim(raw, UID), lambda cpus: {})
 
-    benchmark(refuse)
+    entry("Claims", f"refuse {name}", "dracpu", n=8192)(refuse)

@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from functools import partial
 
 import pytest
 
+import cases
 from driver.claims import decode_claim
 from driver.cpumanager import CpuManagerAllocator
 from driver.devices import build_devices
 from driver.names import claim_uid
 from fastcpu import CpuSet, Topology
 from fastcpu.pool import CpuPool
+from placement_reference import Machine, PythonPlacer
 
-SIZES = (64, 256, 512, 1024)
 NODE = "node"
 UID = claim_uid("9f0d2a1e-0000-4000-8000-000000000001")
 RESULTS = {
@@ -23,21 +26,8 @@ RESULTS = {
 }
 
 
-def machine(n_cpus: int) -> Topology:
-    """Return two sockets of NUMA nodes of 64 CPUs and L3 caches of 16, siblings half the machine apart."""
-    n_cores = n_cpus // 2
-    core = [cpu % n_cores for cpu in range(n_cpus)]
-    return Topology.from_arrays(
-        CpuSet(range(n_cpus)),
-        cores=core,
-        l3_caches=[number // 8 for number in core],
-        numa_nodes=[number // min(32, n_cores // 2) for number in core],
-        sockets=[number * 2 // n_cores for number in core],
-    )
-
-
-def allocator(topology: Topology, used: float) -> CpuManagerAllocator:
-    """Return an allocator on a machine of which a part is taken, at random but always the same."""
+def allocator(topology: Topology, used: float) -> tuple[CpuManagerAllocator, CpuPool]:
+    """Return an allocator, and its pool, on a machine of which a part is taken, at random but always the same."""
     reserved = CpuSet([0])
     model = build_devices(
         topology,
@@ -50,7 +40,7 @@ def allocator(topology: Topology, used: float) -> CpuManagerAllocator:
     pool = CpuPool(topology.online, reserved, model.groups)
     cpus = list(topology.online - reserved)
     pool.take(CpuSet(random.Random(5).sample(cpus, int(len(cpus) * used))))
-    return CpuManagerAllocator(model, pool, NODE, topology, {})
+    return CpuManagerAllocator(model, pool, NODE, topology, {}), pool
 
 
 def claim(kind: str) -> dict[str, object]:
@@ -78,21 +68,31 @@ def nobody(cpus: CpuSet) -> dict[object, CpuSet]:
     return {}
 
 
-@pytest.mark.parametrize("n_cpus", SIZES)
+def by_driver(topology: Topology, kind: str, used: float):
+    choose = allocator(topology, used)[0].choose
+    return lambda raw: choose(decode_claim(raw, UID), nobody).cpus
+
+
+def by_reference(topology: Topology, kind: str, used: float):
+    """Return the same choice by the straightforward placement, told at once what is asked of each socket."""
+    free = allocator(topology, used)[1].available
+    placer = PythonPlacer(Machine(topology))
+    asked = Counter()
+    for _, socket, cpus in RESULTS[kind]:
+        asked[socket] += cpus
+    sockets = {socket: topology.sockets.cpuset(socket) & free for socket in asked}
+    return lambda raw: CpuSet().union(*(placer.place(sockets[socket], n) for socket, n in asked.items()))
+
+
+@pytest.mark.parametrize("n_cpus", cases.SIZES)
 @pytest.mark.parametrize("used", [0.0, 0.5], ids=["empty", "half used"])
 @pytest.mark.parametrize("kind", RESULTS)
-def test_choose(benchmark, kind, used, n_cpus):
-    benchmark.group = f"choose, {kind}, {'half used' if used else 'empty'}"
-    chooser = allocator(machine(n_cpus), used)
-    asked = decode_claim(claim(kind), UID)
-    choice = benchmark(chooser.choose, asked, nobody)
-    assert len(choice.cpus) == sum(cpus for _, _, cpus in RESULTS[kind])
-
-
-@pytest.mark.parametrize("kind", RESULTS)
-def test_decode_and_choose(benchmark, kind):
-    benchmark.group = f"decode and choose, {kind}, 512 CPUs half used"
-    chooser = allocator(machine(512), 0.5)
-    raw = claim(kind)
-    choice = benchmark(lambda: chooser.choose(decode_claim(raw, UID), nobody))
-    assert len(choice.cpus) == sum(cpus for _, _, cpus in RESULTS[kind])
+@pytest.mark.parametrize("contender", ["dracpu", "placement in Python"])
+def test_decode_and_choose(entry, contender, kind, used, n_cpus):
+    contend = by_driver if contender == "dracpu" else by_reference
+    job = f"JSON to CPUs that the driver chooses, {kind}, {'half used' if used else 'empty'}"
+    run, benchmark = contend(cases.server(n_cpus), kind, used), entry("Claims", job, contender, n=n_cpus)
+    # The slow one only as often as its figure needs.
+    once = partial(run, claim(kind))
+    chosen = benchmark(once) if contender == "dracpu" else benchmark.pedantic(once, rounds=3)
+    assert chosen == by_driver(cases.server(n_cpus), kind, used)(claim(kind))

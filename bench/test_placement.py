@@ -12,13 +12,16 @@ from random import Random
 
 import pytest
 
+import cases
 from fastcpu import CpuSet, Topology
 from fastcpu.placement import Placer, Policy
 from placement_machines import regular_machine
 from placement_reference import Machine, PythonPlacer
 
+CHAPTER = "Placement"
+CONTENDERS = ["fastcpu", "placement in Python"]
 # NUMA nodes a socket and L3 caches a node, of two sockets, eight cores a cache and two threads a core.
-SHAPES = {64: (1, 2), 128: (2, 2), 256: (2, 4), 512: (4, 4), 1024: (4, 8)}
+SHAPES = {64: (1, 2), 256: (2, 4), 512: (4, 4), 1024: (4, 8)}
 # NUMA nodes a socket, cores a cache (None: all of a socket) and threads a core, of two sockets.
 OTHER_SHAPES = {
     "four nodes a socket": {"nodes": 4, "cores": 8, "threads": 2},
@@ -51,15 +54,27 @@ def available(topology: Topology, where: str, state: str) -> CpuSet:
 @pytest.mark.parametrize("n_cpus", SHAPES)
 @pytest.mark.parametrize("where", ["whole machine", "one socket"])
 @pytest.mark.parametrize("state", ["empty", "fragmented"])
-@pytest.mark.parametrize("contender", ["fastcpu", "Python"])
-def test_place(benchmark, contender, state, where, n_cpus):
-    benchmark.group = f"place, {n_cpus} CPUs, {where}, {state}"
+@pytest.mark.parametrize("contender", CONTENDERS)
+def test_place(entry, contender, state, where, n_cpus):
     topology = machine(n_cpus)
     free = available(topology, where, state)
     # Not a round number of caches, which would be easier.
     n = len(free) * 2 // 5 + 3
+    compare(entry(CHAPTER, f"two fifths of {where}, {state}", contender, n=n_cpus), topology, free, n)
+
+
+@pytest.mark.parametrize("n_cpus", cases.SIZES)
+@pytest.mark.parametrize("state", ["empty", "fragmented"])
+@pytest.mark.parametrize("contender", CONTENDERS)
+def test_place_eight(entry, contender, state, n_cpus):
+    topology = cases.server(n_cpus)
+    free = available(topology, "one socket", state)
+    compare(entry(CHAPTER, f"eight CPUs of one socket, {state}", contender, n=n_cpus), topology, free, 8)
+
+
+def compare(benchmark, topology: Topology, free: CpuSet, n: int) -> None:
     placer = Placer(topology)
-    if contender == "fastcpu":
+    if benchmark.extra_info["contender"] == "fastcpu":
         chosen = benchmark(placer.place, free, n)
     else:
         chosen = benchmark.pedantic(PythonPlacer(Machine(topology)).place, (free, n), rounds=3)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records and CDI specs: making their JSON, and putting them on the disk, beside the least that could do.
+
+The least is ``json.dumps``, and for files a temporary one that is renamed; where the driver's is safe against a power
+failure it is synced, and so is its folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from datetime import UTC, datetime
+
+import pytest
+
+import cases
+from driver.cdi import CdiDirectory, encode_spec
+from driver.checkpoint import RecordStore, encode_record
+from driver.ledger import PreparedDevice, Record
+from driver.names import ClaimUID, cdi_spec_name
+from fastcpu import CpuSet
+
+UID = ClaimUID("8a6f0d4e-6d0b-4c53-9f3c-0f6a1f1f2b11")
+CONTENDERS = ["dracpu", "json and rename"]
+KINDS = ("one range", "every second CPU")
+
+
+def record(kind: str, n_cpus: int) -> Record:
+    cpus = CpuSet.parse(cases.choice(kind, n_cpus)[0])
+    device = PreparedDevice(request="r", pool="node", device="cpudevsocket000", share_id=None, cpus=len(cpus))
+    return Record(
+        uid=UID,
+        namespace="default",
+        name="claim",
+        pod_claim_name=None,
+        generation=1,
+        cpus=cpus,
+        by_request={"r": cpus},
+        devices=(device,),
+        fingerprint="0" * 64,
+        adopted=False,
+        prepared_at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+
+
+def plain_write(path: os.PathLike[str], document: object, *, durable: bool) -> None:
+    temporary = f"{path}.tmp"
+    with open(temporary, "w") as file:
+        json.dump(document, file, indent=2)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    os.rename(temporary, path)
+    if durable:
+        sync_folder(path)
+
+
+def plain_remove(path: os.PathLike[str]) -> None:
+    os.unlink(path)
+    sync_folder(path)
+
+
+def sync_folder(path: os.PathLike[str]) -> None:
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+@pytest.mark.parametrize("n_cpus", cases.SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("contender", ["dracpu", "json.dumps"])
+@pytest.mark.parametrize("what", ["record", "CDI spec"])
+def test_encode(entry, what, contender, kind, n_cpus):
+    made = record(kind, n_cpus)
+    encode = (lambda: encode_record(made)) if what == "record" else (lambda: encode_spec(UID, made.cpus))
+    content = encode()
+    document = json.loads(content)
+    if contender != "dracpu":
+        encode = lambda: json.dumps(document, indent=2).encode()  # noqa: E731
+    benchmark = entry("Files", f"{what} of {kind} as JSON", contender, n=n_cpus)
+    assert json.loads(benchmark(encode)) == document
+
+
+@pytest.mark.parametrize("n_cpus", cases.SIZES)
+@pytest.mark.parametrize("contender", CONTENDERS)
+@pytest.mark.parametrize("what", ["record", "CDI spec"])
+def test_write_and_remove(entry, tmp_path, what, contender, n_cpus):
+    made = record("one range", n_cpus)
+    if what == "record":
+        store = RecordStore(tmp_path)
+        path, content, durable = tmp_path / f"{UID}.json", encode_record(made), True
+        write, remove = (lambda: store.write(made)), (lambda: store.remove(UID))
+    else:
+        folder = CdiDirectory(tmp_path)
+        path, content, durable = tmp_path / cdi_spec_name(UID), encode_spec(UID, made.cpus), False
+        write, remove = (lambda: folder.write(UID, made.cpus)), (lambda: folder.remove(UID))
+    document = json.loads(content)
+
+    async def by_driver() -> object:
+        await write()
+        found = os.stat(path)
+        await remove()
+        return found
+
+    def by_hand() -> object:
+        plain_write(path, document, durable=durable)
+        found = os.stat(path)
+        plain_remove(path)
+        return found
+
+    benchmark = entry("Files", f"write and remove a {what}", contender, n=n_cpus)
+    with asyncio.Runner() as runner:
+        found = benchmark(by_hand if contender != "dracpu" else lambda: runner.run(by_driver()))
+    assert found.st_size in (len(content), len(content) - 1)
+    assert not path.exists()
