@@ -100,11 +100,14 @@ def parse(asked: str, data: bytes) -> JsonObject:
     Raises
     ------
     ApiError
-        If it is none.
+        If it is none; with status 200 if it is one that cannot be read, now or later.
     """
     try:
         answer = json.loads(data)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        # Unlike an answer that is cut off or is some proxy's, this one is what the server has: no use in asking again.
+        raise ApiError(200, f"the API server's answer to {asked} is nested too deeply to be read") from error
+    except ValueError as error:
         raise _malformed(asked, f"is not JSON: {reason(error)}") from error
     if not isinstance(answer, dict):
         raise _malformed(asked, "is not a JSON object")

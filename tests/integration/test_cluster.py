@@ -20,6 +20,7 @@ from aiohttp import web
 
 from driver.cluster import Cluster
 from driver.errors import ApiError, ConfigError
+from driver.retries import may_pass
 from driver.sandbox.apiserver import ApiServer, Fault
 from driver.sandbox.kinds import NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
 
@@ -238,7 +239,7 @@ async def test_status_devices_never_go_to_another_claim_of_the_same_name(
     assert caught.value.status == 404
 
 
-async def test_thirty_two_claims_are_fetched_at_the_same_time(cluster: Cluster, api_server: ApiServer) -> None:
+async def test_thirty_two_claims_are_fetched_at_the_same_time(tmp_path: Path, api_server: ApiServer) -> None:
     for number in range(32):
         api_server.create(RESOURCE_CLAIMS, {"metadata": {"name": f"c{number}", "namespace": "ns"}, "spec": {}})
     waiting = 0
@@ -253,7 +254,7 @@ async def test_thirty_two_claims_are_fetched_at_the_same_time(cluster: Cluster, 
         return web.json_response(api_server.get(RESOURCE_CLAIMS, request.path.rpartition("/")[2], "ns"))
 
     async with served(handler) as url:
-        kubeconfig = write_kubeconfig(Path(cluster._kubeconfig).with_name("other"), url)
+        kubeconfig = write_kubeconfig(tmp_path / "other", url)
         async with connected(kubeconfig) as other:
             claims = await asyncio.gather(*(other.get_claim("ns", f"c{number}") for number in range(32)))
 
@@ -379,7 +380,7 @@ async def test_events_arrive_whole_however_they_are_cut(tmp_path: Path) -> None:
         ('{"type":"ADDED","object":{"metadata":{"name":"a","uid":"u"}}}', 0, "is not an object with name"),
         ('["ADDED"]', 0, "is not a JSON object"),
         ('{"type":"ADDED","object":', 0, "is not JSON"),
-        ("[" * 100_000, 0, "is not JSON"),
+        ("[" * 100_000, 200, "is nested too deeply"),
     ],
 )
 async def test_a_watch_that_sends_nonsense_is_an_error(tmp_path: Path, line: str, status: int, message: str) -> None:
@@ -458,7 +459,6 @@ GOOD = {"metadata": {"name": "c", "uid": "u", "resourceVersion": "1"}}
         (b"", "is not JSON"),
         (b"<html>welcome</html>", "is not JSON"),
         (b"\xff\xfe", "is not JSON"),
-        (b"[" * 200_000, "is not JSON"),
         (b"1" * 5000, "is not JSON"),
         (b"[]", "is not a JSON object"),
         (b'"x"', "is not a JSON object"),
@@ -477,6 +477,17 @@ async def test_an_answer_that_is_no_object_is_an_error_of_one_line(tmp_path: Pat
     assert caught.value.status == 0
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("depth", [200_000, 12_000])
+async def test_an_answer_nested_too_deeply_is_not_worth_another_try(tmp_path: Path, depth: int) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(body=b'{"spec":' + b"[" * depth + b"]" * depth + b"}")
+
+    async with served(handler) as url, connected(write_kubeconfig(tmp_path / "k", url)) as cluster:
+        with pytest.raises(ApiError, match="is nested too deeply to be read") as caught:
+            await cluster.get_claim("ns", "c")
+    assert not may_pass(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -571,6 +582,23 @@ async def test_a_broken_kubeconfig_is_named_with_what_is_wrong(tmp_path: Path, t
     assert "\n" not in str(caught.value)
 
 
+async def test_endless_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^kubeconfig /dev/zero: larger than 1048576 bytes, the most that is read$"):
+        await Cluster.connect("/dev/zero")
+
+
+@pytest.mark.parametrize("key", ["certificate-authority", "client-certificate", "client-key", "tokenFile"])
+async def test_endless_files_that_a_kubeconfig_names_are_refused(tmp_path: Path, key: str) -> None:
+    of_cluster, of_user = ({key: "/dev/zero"}, None) if key == "certificate-authority" else ({}, {key: "/dev/zero"})
+    kubeconfig = write_kubeconfig(tmp_path / "k", "https://h", of_user, **of_cluster)
+    with pytest.raises(ConfigError, match="/dev/zero is no regular file"):
+        await Cluster.connect(str(kubeconfig))
+    (tmp_path / "large").write_bytes(bytes((8 << 20) + 1))
+    kubeconfig.write_text(kubeconfig.read_text().replace("/dev/zero", "large"))
+    with pytest.raises(ConfigError, match=r"large is larger than 8388608 bytes"):
+        await Cluster.connect(str(kubeconfig))
+
+
 @pytest.mark.parametrize("server", ["ftp://host", "host:6443", "http://", "//x", "http://[::1"])
 async def test_a_server_that_is_no_url_is_refused(tmp_path: Path, server: str) -> None:
     with pytest.raises(ConfigError, match="kubeconfig"):
@@ -622,7 +650,7 @@ async def test_a_pods_token_is_used_and_read_again_when_it_is_refused(
     valid = "bearer one"
     monkeypatch.setattr("kubernetes.aio.config.incluster_config.SERVICE_TOKEN_FILENAME", str(token))
     monkeypatch.setattr("kubernetes.aio.config.incluster_config.SERVICE_CERT_FILENAME", str(certificate))
-    monkeypatch.setattr("driver.cluster._RELOAD_INTERVAL", 0.0)
+    monkeypatch.setattr("driver.apiconnection._RELOAD_INTERVAL", 0.0)
     async with served(bearer(lambda: valid, seen), tls) as url:
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", url.rpartition(":")[2])
@@ -669,7 +697,7 @@ async def test_a_kubeconfig_with_relative_files_and_a_token_file_is_read_again(
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate)
     (tmp_path / "token").write_text("one")
-    monkeypatch.setattr("driver.cluster._RELOAD_INTERVAL", 0.0)
+    monkeypatch.setattr("driver.apiconnection._RELOAD_INTERVAL", 0.0)
     seen: list[str] = []
     valid = "Bearer one"
     async with served(bearer(lambda: valid, seen), tls) as url:
@@ -693,7 +721,7 @@ async def test_a_certificate_that_is_not_trusted_is_status_0_until_the_bundle_is
     (tmp_path / "other").mkdir()
     bundle = tmp_path / "bundle.pem"
     bundle.write_text((await self_signed(tmp_path / "other")).read_text())
-    monkeypatch.setattr("driver.cluster._RELOAD_INTERVAL", 0.0)
+    monkeypatch.setattr("driver.apiconnection._RELOAD_INTERVAL", 0.0)
     async with served(bearer(lambda: "", []), tls) as url:
         kubeconfig = write_kubeconfig(tmp_path / "k", url, **{"certificate-authority": "bundle.pem"})
         async with connected(kubeconfig) as cluster:
@@ -729,7 +757,7 @@ def plugin_user(tmp_path: Path, *arguments: str) -> Object:
 async def test_a_credential_plugin_is_asked_again_when_its_token_is_refused_and_not_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driver.cluster._RELOAD_INTERVAL", 0.0)
+    monkeypatch.setattr("driver.apiconnection._RELOAD_INTERVAL", 0.0)
     seen: list[str] = []
     valid = "Bearer token-1"
     async with served(bearer(lambda: valid, seen)) as url:
@@ -745,7 +773,7 @@ async def test_a_credential_plugin_is_asked_again_when_its_token_is_refused_and_
 async def test_a_token_that_expires_is_replaced_before_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driver.cluster._RELOAD_INTERVAL", 0.0)
+    monkeypatch.setattr("driver.apiconnection._RELOAD_INTERVAL", 0.0)
     seen: list[str] = []
     async with served(bearer(lambda: "Bearer token-2", seen)) as url:
         kubeconfig = write_kubeconfig(tmp_path / "k", url, plugin_user(tmp_path, "2020-01-01T00:00:00Z"))
@@ -760,10 +788,39 @@ async def test_a_credential_plugin_that_hangs_is_given_up(tmp_path: Path, monkey
 
     # A process that really hangs would outlive the test: the client does not end it.
     monkeypatch.setattr("kubernetes.aio.config.exec_provider.ExecProvider.run", hang)
-    monkeypatch.setattr("driver.cluster._CREDENTIAL_PLUGIN_TIMEOUT", 0.05)
+    monkeypatch.setattr("driver.apiconnection._CREDENTIAL_PLUGIN_TIMEOUT", 0.05)
 
     with pytest.raises(ConfigError, match=r"credential plugin did not answer in 0\.05 s"):
         await Cluster.connect(str(write_kubeconfig(tmp_path / "k", "http://127.0.0.1:1", plugin_user(tmp_path))))
+
+
+async def test_a_proxy_of_the_environment_is_used_unless_it_is_not_for_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append(str(request.url))
+        return web.json_response(GOOD)
+
+    async with served(handler) as proxy:
+        monkeypatch.setenv("http_proxy", proxy)
+        async with connected(write_kubeconfig(tmp_path / "k", "http://server.example:6443")) as cluster:
+            await cluster.get_node("n")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        async with connected(write_kubeconfig(tmp_path / "k", proxy)) as cluster:
+            await cluster.get_node("m")
+    assert asked == ["http://server.example:6443/api/v1/nodes/n", f"{proxy}/api/v1/nodes/m"]
+
+
+async def test_no_netrc_file_is_read_for_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login somebody password secret\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    async with served(bearer(lambda: "", seen)) as url, connected(write_kubeconfig(tmp_path / "k", url)) as cluster:
+        await cluster.get_node("n")
+    assert seen == [""]
 
 
 # --- what it costs ---------------------------------------------------------------------------------------------------
