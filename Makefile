@@ -30,8 +30,8 @@ build: $(VENV)/installed ## compile the extension modules that changed
 demo: build ## show the driver at work on a machine in a box
 	$(BIN)/dracpu demo
 
-test: build ## run the tests
-	$(BIN)/python -m pytest
+test: build ## run the tests, on up to four CPUs
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
 e2e: build ## run the driver with a real containerd, runc and kernel; needs root
 	$(BIN)/python -m pytest tests/e2e --ignore=tests/e2e/cluster --ignore=tests/e2e/vm

@@ -16,6 +16,24 @@ from driver.sandbox.driverprocess import DriverProcess
 from driver.sandbox.kubelet import Kubelet
 from driver.sandbox.machine import MachineShape, write_machine
 
+_ANNOUNCED = "announced"
+
+
+@pytest.fixture
+def announce(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Print lines of a test at the end of the run, where they are seen from whichever process it ran in."""
+    return lambda lines: record_property(_ANNOUNCED, lines)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests have announced."""
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
+    announced = [(report, lines) for report in reports for name, lines in report.user_properties if name == _ANNOUNCED]
+    if announced:
+        terminalreporter.section("what tests have measured")
+    for _, lines in sorted(announced, key=lambda one: one[0].nodeid):
+        terminalreporter.write_line(str(lines))
+
 
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:

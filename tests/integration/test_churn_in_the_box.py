@@ -356,7 +356,7 @@ class Client:
 
 
 @pytest.mark.parametrize("allocator", ["external", "cpumanager"])
-async def test_no_container_ever_runs_on_cpus_of_another(allocator, capsys):
+async def test_no_container_ever_runs_on_cpus_of_another(allocator, announce):
     async with ClusterBox(shape=MachineShape(cpus=64, numa_nodes=4)) as box:
         settings = {"reservedCPUs": str(RESERVED)}
         process = await box.start_driver(settings)
@@ -385,14 +385,12 @@ async def test_no_container_ever_runs_on_cpus_of_another(allocator, capsys):
             await client.end()
         await node.settled()
         assert held_cpus(box.cdi_dir) == {}
-    with capsys.disabled():
-        print(
-            f"\nchurn, {allocator}, seed {SEED}: {node.steps.total()} steps in {took:.1f} s, {node.checks} checks, "
-            f"{node.enforced_checks} of them with the driver there; worst CreateContainer "
-            f"{node.worst_create_s * 1000:.1f} ms"
-        )
-        for what, count in sorted(node.steps.items()):
-            print(f"  {what}: {count}")
+    steps = "".join(f"\n  {what}: {count}" for what, count in sorted(node.steps.items()))
+    announce(
+        f"churn, {allocator}, seed {SEED}: {node.steps.total()} steps in {took:.1f} s, {node.checks} checks, "
+        f"{node.enforced_checks} of them with the driver there; worst CreateContainer "
+        f"{node.worst_create_s * 1000:.1f} ms{steps}"
+    )
     for what in ("prepare: done", "run_exclusive: done", "run_shared: done", "unprepare: done", "update: done"):
         assert node.steps[what] > 0, what
     assert node.steps["run_exclusive: start refused by the guard"] + node.steps["restart: start refused by the guard"]

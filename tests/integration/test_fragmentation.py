@@ -17,7 +17,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -186,7 +186,7 @@ def memory_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("memory_folder")
-async def test_a_long_history_keeps_every_cpu_with_one_claim(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_long_history_keeps_every_cpu_with_one_claim(announce: Callable[[str], None]) -> None:
     async with ClusterBox(shape=SHAPE) as box:
         settings = {"allocator": "cpumanager", "groupBy": "socket", "reservedCPUs": str(RESERVED)}
         await box.wait_ready(await box.start_driver(settings, ["--start-guard=false"]))
@@ -197,12 +197,11 @@ async def test_a_long_history_keeps_every_cpu_with_one_claim(capsys: pytest.Capt
             history.check_all()
     counts = history.counts
     share = counts["crossing"] / counts["fitting"]
-    with capsys.disabled():
-        print(
-            f"\n{STEPS} steps on {SHAPE.cpus} CPUs: {counts['prepared']} prepared, {counts['unprepared']} unprepared, "
-            f"{history.seconds / STEPS * 1000:.1f} ms a call; of {counts['fitting']} requests that fit into an empty "
-            f"L3 {counts['crossing']} ({share:.2%}) crossed one, none while one had room"
-        )
+    announce(
+        f"{STEPS} steps on {SHAPE.cpus} CPUs: {counts['prepared']} prepared, {counts['unprepared']} unprepared, "
+        f"{history.seconds / STEPS * 1000:.1f} ms a call; of {counts['fitting']} requests that fit into an empty "
+        f"L3 {counts['crossing']} ({share:.2%}) crossed one, none while one had room"
+    )
 
 
 def golden_machine(machine: Mapping[str, Sequence[str]]) -> Topology:
@@ -212,7 +211,7 @@ def golden_machine(machine: Mapping[str, Sequence[str]]) -> Topology:
     return Topology.from_arrays(online, **{level: [rows[level][cpu] for cpu in online] for level in LEVELS})
 
 
-def test_the_kubelet_crosses_more_often_on_the_same_states(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_kubelet_crosses_more_often_on_the_same_states(announce: Callable[[str], None]) -> None:
     golden = json.loads(GOLDEN.read_text())
     machines = [golden_machine(machine) for machine in golden["machines"]]
     placers = [Placer(machine) for machine in machines]
@@ -227,8 +226,7 @@ def test_the_kubelet_crosses_more_often_on_the_same_states(capsys: pytest.Captur
             counts["ours"] += crosses(topology, ours)
             counts["kubelet"] += crosses(topology, kubelet)
     assert counts["ours"] < counts["kubelet"]
-    with capsys.disabled():
-        print(
-            f"\n{counts['fitting']} requests of the selected golden cases fit into an empty L3; "
-            f"the driver crosses one in {counts['ours']}, the kubelet in {counts['kubelet']}"
-        )
+    announce(
+        f"{counts['fitting']} requests of the selected golden cases fit into an empty L3; "
+        f"the driver crosses one in {counts['ours']}, the kubelet in {counts['kubelet']}"
+    )

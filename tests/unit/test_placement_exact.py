@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -124,7 +123,7 @@ def decode_machine(machine: dict[str, list[str]]) -> Topology:
 
 
 @pytest.mark.parametrize("path", [GOLDEN, FULL_GOLDEN], ids=["selected", "all"])
-def test_is_never_worse_than_the_kubelet(path, capsys):
+def test_is_never_worse_than_the_kubelet(path, announce):
     if path == FULL_GOLDEN and not path.exists():
         pytest.skip(f"{path} is not here; the cases selected from it are compared all the same")
     topologies = golden_machines(path)
@@ -142,9 +141,8 @@ def test_is_never_worse_than_the_kubelet(path, capsys):
         outcome["better" if ours < theirs else "equal"] += 1
         for level, mine, other in zip(("sockets", "NUMA nodes", "L3 caches", "split cores"), ours, theirs, strict=True):
             outcome[f"fewer {level}"] += mine < other
-    with capsys.disabled():
-        counts = ", ".join(f"{what} {n}" for what, n in outcome.most_common())
-        sys.stdout.write(f"\nplacement beside the kubelet's, {len(cases)} cases: kubelet better 0, {counts}\n")
+    counts = ", ".join(f"{what} {n}" for what, n in outcome.most_common())
+    announce(f"placement beside the kubelet's, {len(cases)} cases: kubelet better 0, {counts}")
     assert outcome["better"] == 209
     assert len(cases) == outcome["better"] + outcome["equal"]
 
