@@ -48,6 +48,11 @@ class Program:
         return self.log_path.read_text(errors="replace")
 
     @property
+    def log_tail(self) -> str:
+        """The last lines of it."""
+        return "\n".join(self.log.splitlines()[-_SHOWN_LOG_LINES:])
+
+    @property
     def pid(self) -> int:
         """The id of the process; valid once started."""
         assert self._process is not None
@@ -105,5 +110,4 @@ class Program:
             await self._process.wait()
 
     def _failure(self, what: str) -> str:
-        tail = "\n".join(self.log.splitlines()[-_SHOWN_LOG_LINES:])
-        return f"{Path(self._command[0]).name} {what}:\n{tail}"
+        return f"{Path(self._command[0]).name} {what}:\n{self.log_tail}"

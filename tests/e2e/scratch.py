@@ -47,7 +47,8 @@ def cgroup_parent(folder: Path) -> str:
 
 def cgroup_hierarchies() -> list[Path]:
     """Return where cgroups are mounted: one place, or one for each controller in version 1."""
-    return [_CGROUPS, *(path for path in _CGROUPS.iterdir() if path.is_dir() and not path.is_symlink())]
+    places = [_CGROUPS] if (_CGROUPS / "cgroup.procs").exists() else _CGROUPS.iterdir()
+    return [path for path in places if (path / "cgroup.procs").exists() and not path.is_symlink()]
 
 
 def remove_leftovers() -> None:
@@ -69,13 +70,13 @@ def leftovers(folder: Path) -> list[str]:
     ]
 
 
-def kill_processes(folder: Path) -> None:
-    """Kill all processes of a folder, containers too, and wait for their ends.
+def clear(folder: Path) -> None:
+    """End and remove all that belongs to a folder, but leave its files.
 
     Raises
     ------
     RuntimeError
-        If some do not end.
+        If some processes do not end.
     """
     deadline = time.monotonic() + _END_S
     while found := set(processes(folder)):
@@ -85,23 +86,17 @@ def kill_processes(folder: Path) -> None:
         if time.monotonic() > deadline:
             raise RuntimeError(f"processes {sorted(found)} of {folder} do not end")
         time.sleep(0.02)
-
-
-def unmount(folder: Path) -> None:
-    """Take away all that is mounted in a folder."""
     for point in _mounts(folder):
         subprocess.run(["umount", "--lazy", point], check=False, capture_output=True)
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder and all that belongs to it."""
-    kill_processes(folder)
-    unmount(folder)
-    deadline = time.monotonic() + _END_S
     for path in _cgroups(folder):
         _remove_cgroup(path, deadline)
     for path in (*_shim_sockets(folder), *_log_links(folder)):
         path.unlink(missing_ok=True)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder and all that belongs to it."""
+    clear(folder)
     with suppress(FileNotFoundError):  # others may clean up after the same dead run
         shutil.rmtree(folder)
 
