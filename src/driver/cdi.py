@@ -167,10 +167,10 @@ class CdiDirectory:
         return await asyncio.to_thread(self._take_over, uid, cpus, elsewhere)
 
     def _write(self, uid: ClaimUID, cpus: CpuSet) -> bool:
-        self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         path = self._folder / cdi_spec_name(uid)
+        content = encode_spec(uid, cpus, self._hook)
         # Not durable: what a power failure spoils is made again from the record.
-        return replace_file(path, encode_spec(uid, cpus, self._hook), mode=_FILE_MODE, durable=False)
+        return replace_file(path, content, mode=_FILE_MODE, folder_mode=_FOLDER_MODE, durable=False)
 
     def _take_over(self, uid: ClaimUID, cpus: CpuSet, elsewhere: tuple[Path, ...]) -> bool:
         for path in elsewhere:
@@ -280,7 +280,7 @@ def _take_out(path: Path, device_name: str) -> None:
     if not left:
         remove_files(path.parent, path.name)
     elif len(left) != len(devices):
-        replace_file(path, content, mode=_FILE_MODE, durable=True)
+        replace_file(path, content, mode=_FILE_MODE, folder_mode=_FOLDER_MODE, durable=True)
 
 
 def _is_our_name(name: str) -> bool:

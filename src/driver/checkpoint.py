@@ -102,8 +102,8 @@ class RecordStore:
         return await asyncio.to_thread(self._load)
 
     def _write(self, record: Record) -> bool:
-        self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-        return replace_file(self._folder / _name(record.uid), encode_record(record), mode=_FILE_MODE, durable=True)
+        path = self._folder / _name(record.uid)
+        return replace_file(path, encode_record(record), mode=_FILE_MODE, folder_mode=_FOLDER_MODE, durable=True)
 
     def _remove(self, uid: ClaimUID) -> None:
         remove_files(self._folder, _name(uid), _name(uid) + _CORRUPT_SUFFIX)

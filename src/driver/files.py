@@ -70,7 +70,7 @@ def read_file(path: Path, limit: int) -> bytes:
     return content
 
 
-def replace_file(path: Path, content: bytes, *, mode: int, durable: bool) -> bool:
+def replace_file(path: Path, content: bytes, *, mode: int, durable: bool, folder_mode: int | None = None) -> bool:
     """Give a file its content, atomically.
 
     Readers see the old content or the new one. After a failure the old content is still there, or the new one is there
@@ -79,7 +79,7 @@ def replace_file(path: Path, content: bytes, *, mode: int, durable: bool) -> boo
     Parameters
     ----------
     path : Path
-        The file; its folder exists.
+        The file.
     content : bytes
         All that it shall contain.
     mode : int
@@ -87,6 +87,8 @@ def replace_file(path: Path, content: bytes, *, mode: int, durable: bool) -> boo
     durable : bool
         Whether the content must survive a power failure from now on. If not, a power failure may even leave an empty
         file behind, so it must be one that can be made again; it costs two waits for the disk less.
+    folder_mode : int, optional
+        The permissions with which its folder is made if it is missing; by default that is an error.
 
     Returns
     -------
@@ -100,25 +102,35 @@ def replace_file(path: Path, content: bytes, *, mode: int, durable: bool) -> boo
     """
     is_new = not _has_content(path, content)
     if is_new:
-        # The name's ending tells readers of the folder (the runtime's CDI library) that it is not for them.
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            with open(os.open(temporary, flags, mode), "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fchmod(file.fileno(), mode)
-                if durable:
-                    os.fsync(file.fileno())
-            os.rename(temporary, path)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
+            _write_anew(path, content, mode, durable)
+        except FileNotFoundError:
+            if folder_mode is None:
+                raise
+            path.parent.mkdir(mode=folder_mode, parents=True, exist_ok=True)
+            _write_anew(path, content, mode, durable)
     if durable:
         # Also if the content was there: an earlier attempt may have failed after its rename.
         _sync_folder(path.parent)
     return is_new
+
+
+def _write_anew(path: Path, content: bytes, mode: int, durable: bool) -> None:
+    # The name's ending tells readers of the folder (the runtime's CDI library) that it is not for them.
+    temporary = f"{path.parent}/.{path.name}.{secrets.token_hex(4)}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with open(os.open(temporary, flags, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            if durable:
+                os.fsync(file.fileno())
+        os.rename(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def remove_files(folder: Path, *names: str) -> bool:

@@ -118,22 +118,29 @@ class MetadataStore:
         for device in record.devices:
             by_request.setdefault(device.base_request, []).append(device)
         cdi_ids = {}
+        claim_folder = self._claim_folder(record.namespace, record.name)
         for request, devices in by_request.items():
-            host_file = self._claim_folder(record.namespace, record.name) / _label("request", request) / _HOST_FILE
-            host_file.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            host_file = claim_folder / _label("request", request) / _HOST_FILE
             is_known = all(device.device in attributes for device in devices)
             if is_known or not _is_about(host_file, record.uid):
                 _replace(host_file, _encode_metadata(record, devices, attributes))
             device_name = f"{record.uid}_{request}"
-            self._cdi_folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-            cdi_file = self._cdi_folder / f"{_CDI_PREFIX}{device_name}.json"
-            _replace(cdi_file, _encode_spec(record.uid, device_name, host_file, _container_path(record, request)))
+            spec = _encode_spec(record.uid, device_name, host_file, _container_path(record, request))
+            _replace(self._spec(record.uid, request), spec)
             cdi_ids[request] = f"{_CDI_KIND}={device_name}"
         return cdi_ids
 
     def _remove(self, uid: ClaimUID, namespace: str, name: str) -> None:
-        self._remove_specs(lambda owner: owner == uid)
-        _remove_files(self._claim_folder(namespace, name), lambda owner: owner == uid)
+        claim_folder = self._claim_folder(namespace, name)
+        requests = list(_entries(claim_folder))
+        if requests:
+            # The CDI folder has a file of each claim on the node, so it is not searched without need.
+            for request in requests:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._spec(uid, request))
+        else:
+            self._remove_specs(lambda owner: owner == uid)
+        _remove_files(claim_folder, lambda owner: owner == uid)
 
     def _sweep(self, known: Container[ClaimUID]) -> None:
         remove_temporary_files(self._cdi_folder, lambda name: name.startswith(_CDI_PREFIX))
@@ -148,6 +155,9 @@ class MetadataStore:
             if name.startswith(_CDI_PREFIX) and belongs(name.removeprefix(_CDI_PREFIX).partition("_")[0]):
                 with suppress(FileNotFoundError):
                     os.unlink(self._cdi_folder / name)
+
+    def _spec(self, uid: ClaimUID, request: str) -> Path:
+        return self._cdi_folder / f"{_CDI_PREFIX}{uid}_{request}.json"
 
     def _claim_folder(self, namespace: str, name: str) -> Path:
         if not _SUBDOMAIN.fullmatch(name):
@@ -188,8 +198,10 @@ def _encode_metadata(
     if record.pod_claim_name:
         body["podClaimName"] = record.pod_claim_name
     body["requests"] = [{"name": request, "devices": entries} for request, entries in requests.items()]
-    documents = ({"apiVersion": f"{_GROUP}/{version}", "kind": "DeviceMetadata", **body} for version in _VERSIONS)
-    return "".join(json.dumps(document, indent=2) + "\n" for document in documents).encode()
+    # The attributes are many, and indenting them would be the most expensive part of a prepare.
+    rest = json.dumps(body)[1:]
+    kinds = (json.dumps({"apiVersion": f"{_GROUP}/{version}", "kind": "DeviceMetadata"})[:-1] for version in _VERSIONS)
+    return "".join(f"{kind}, {rest}\n" for kind in kinds).encode()
 
 
 def _encode_spec(uid: ClaimUID, device_name: str, host_file: Path, container_path: str) -> bytes:
@@ -204,7 +216,7 @@ def _encode_spec(uid: ClaimUID, device_name: str, host_file: Path, container_pat
 
 def _replace(path: Path, content: bytes) -> None:
     # Not durable: after a power failure no container runs, and the next prepare makes it again.
-    replace_file(path, content, mode=_FILE_MODE, durable=False)
+    replace_file(path, content, mode=_FILE_MODE, folder_mode=_FOLDER_MODE, durable=False)
 
 
 def _remove_files(claim_folder: Path, belongs: Callable[[str | None], bool]) -> None:
