@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tell the API server which CPUs a claim was given: ``status.devices`` of the claim.
 
-This is for people and tools; nothing depends on it. It happens in the background, a few claims at a time, is tried
-again for a while, and is given up with a line in the log. What waits is bounded.
+This is for people and tools; nothing depends on it. It happens in the background, a few claims at a time and not before
+the prepares of a burst have had the API server for themselves, is tried again for a while, and is given up with a line
+in the log. What waits is bounded.
 """
 
 from __future__ import annotations
@@ -52,12 +53,15 @@ class StatusWriter:
     ----------
     api : ClaimStatusApi
         The API server.
+    settle_s : float
+        How long a claim waits before its status is written, in seconds. One that is gone by then costs nothing.
     first_delay_s : float
         How long to wait after a first failure, in seconds; longer after each further one.
     """
 
-    def __init__(self, api: ClaimStatusApi, *, first_delay_s: float = 1.0) -> None:
+    def __init__(self, api: ClaimStatusApi, *, settle_s: float = 0.25, first_delay_s: float = 1.0) -> None:
         self._api = api
+        self._settle_s = settle_s
         self._first_delay_s = first_delay_s
         self._tasks: dict[ClaimUID, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(_AT_A_TIME)
@@ -101,6 +105,7 @@ class StatusWriter:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _write(self, record: Record, entries: Sequence[Entry]) -> None:
+        await asyncio.sleep(self._settle_s)
         waits = delays(self._first_delay_s, _LONGEST_DELAY_S)
         for attempt in range(1, _ATTEMPTS + 1):
             try:

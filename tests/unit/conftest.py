@@ -274,7 +274,7 @@ class Node:
         )
         self.pool = CpuPool(self.topology.online, CpuSet.parse(reserved), self.model.groups)
         self.ledger = Ledger(self.pool)
-        self.status = StatusWriter(self.claims, first_delay_s=0.0)
+        self.status = StatusWriter(self.claims, settle_s=0.0, first_delay_s=0.0)
         self.preparer = Preparer(
             claims=self.claims,
             allocator=self._make_allocator(),

@@ -45,7 +45,7 @@ def api():
 
 @pytest.fixture
 async def writer(api):
-    writer = StatusWriter(api, first_delay_s=0.0)
+    writer = StatusWriter(api, settle_s=0.0, first_delay_s=0.0)
     yield writer
     await writer.close()
 
@@ -61,6 +61,15 @@ async def test_an_entry_is_written_in_the_background(api, writer, make_record, u
     await until(lambda: writer.waiting == 0)
     entry = {"driver": "dra.cpu", "pool": "node-1", "device": "cpudevnuma000", "data": {"cpuset": "2-5"}}
     assert api.calls == [("default", "claim-a", A, [entry])]
+
+
+async def test_a_claim_that_is_gone_before_it_has_settled_costs_no_call(api, make_record, until):
+    writer = StatusWriter(api, settle_s=0.02)
+    for name in "ab":
+        writer.submit(make_record(name), entries(make_record(name)))
+    writer.drop(A)
+    await until(lambda: writer.waiting == 0)
+    assert [uid for _, _, uid, _ in api.calls] == [B]
 
 
 async def test_failures_that_may_pass_are_tried_again(api, writer, make_record, caplog, until):
@@ -136,7 +145,7 @@ async def test_an_internal_error_is_logged(api, writer, make_record, caplog, unt
 
 
 async def test_closing_gives_up_what_waits(api, make_record, until):
-    writer = StatusWriter(api, first_delay_s=0.0)
+    writer = StatusWriter(api, settle_s=0.0, first_delay_s=0.0)
     api.gate = asyncio.Event()
     writer.submit(make_record("a"), entries(make_record("a")))
     await until(lambda: api.running == 1)
