@@ -176,6 +176,7 @@ async def _serve(config: Config) -> None:
             tasks.start(runtime_side.run())
             tasks.start(orphans.run())
         stack.push_async_callback(kubelet.stop)
+        stack.callback(preparer.stop)
         if runtime_side is not None:
             stack.callback(runtime_side.close)
         await kubelet.start()

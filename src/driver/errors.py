@@ -37,8 +37,8 @@ class ApiError(DriverError):
     Attributes
     ----------
     status : int
-        HTTP status; 0 if the server could not be reached, did not answer in time, or answered with something that is not
-        its own.
+        HTTP status; 0 if the server could not be reached, did not answer in time, or answered with something that is
+        not its own.
     """
 
     def __init__(self, status: int, message: str) -> None:

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver as the kubelet sees it: plugin registration and the DRA service, each on a Unix socket.
 
-The servicers only translate between the wire and `prepare`. Whatever a request holds, its RPC succeeds and the
-answer has exactly one entry for each claim UID asked for: the kubelet throws a whole answer away for an RPC error
-or a missing entry, and with it the pods whose claims were fine.
+What the services say is elsewhere (`driver.draservice`, `driver.healthservice`); here it is served.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import quote
 
 import grpc
@@ -31,46 +27,29 @@ from driver.apis import (
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
 )
-from driver.errors import ClaimError, ConfigError
+from driver.draservice import DraServicer, bounded, one_line
+from driver.errors import ConfigError
 from driver.health import REGISTERED
 from driver.healthservice import HealthServicer
 from driver.logs import fields, operation
-from driver.names import DRIVER_NAME, claim_uid
-from driver.prepare import ClaimReference
+from driver.names import DRIVER_NAME
 from driver.sockets import SocketFile
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
+    from driver.draservice import ClaimPreparer
     from driver.health import Health
     from driver.healthservice import DeviceStates
-    from driver.prepare import PreparedAnswer
 
 _log = logging.getLogger(__name__)
 
 # The kubelet takes the first entry of each kind that it knows, so the newest comes first.
 _SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
-_LONGEST_ERROR_BYTES: Final = 1024
 _FIRST_RETRY_SECONDS: Final = 0.1
 _LONGEST_RETRY_SECONDS: Final = 5.0
 _LONGEST_CALL_SECONDS: Final = 45.0  # the kubelet gives up then
-
-# Namespace and name become part of the URL with which the claim is fetched.
-_NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
-_OBJECT_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
-
-_Answer = TypeVar("_Answer")
-
-
-class ClaimPreparer(Protocol):
-    """What prepares and unprepares one claim."""
-
-    async def prepare(self, reference: ClaimReference, /) -> Sequence[PreparedAnswer]:
-        """Prepare a claim; `ClaimError` says why not. Being cancelled leaves nothing half done."""
-
-    async def unprepare(self, reference: ClaimReference, /) -> None:
-        """Unprepare a claim; `ClaimError` says why not. Being cancelled leaves nothing half done."""
 
 
 class KubeletPlugin:
@@ -108,10 +87,10 @@ class KubeletPlugin:
         def dra_server() -> _Server:
             server = grpc.aio.server()
             dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(  # type: ignore[no-untyped-call]
-                _DRAPlugin(dra_v1_pb2, preparer), server
+                DraServicer(dra_v1_pb2, preparer), server
             )
             dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(  # type: ignore[no-untyped-call]
-                _DRAPlugin(dra_v1beta1_pb2, preparer), server
+                DraServicer(dra_v1beta1_pb2, preparer), server
             )
             dra_health_v1_pb2_grpc.add_DRAResourceHealthServicer_to_server(  # type: ignore[no-untyped-call]
                 HealthServicer(dra_health_v1_pb2, devices), server
@@ -222,7 +201,7 @@ class _Endpoint:
             try:
                 return await self._open()
             except (OSError, RuntimeError) as error:  # gRPC's failure to bind is a RuntimeError
-                self._complain(f"cannot open the socket: {_one_line(error)}")
+                self._complain(f"cannot open the socket: {one_line(error)}")
             await asyncio.sleep(wait)
             wait = min(wait * 2, _LONGEST_RETRY_SECONDS)
 
@@ -238,7 +217,7 @@ class _Endpoint:
                 return False
             await self._open()
         except (ConfigError, OSError, RuntimeError) as error:
-            self._complain(f"the socket file is gone and cannot be made again: {_one_line(error)}")
+            self._complain(f"the socket file is gone and cannot be made again: {one_line(error)}")
             return False
         _log.warning("the socket file was gone, opened the socket again", extra=fields(path=self._file.path))
         if lost is not None:
@@ -309,138 +288,9 @@ class _Registration:
                 _log.info("registered with the kubelet")
                 self._loop.call_soon_threadsafe(self._health.set_ok, REGISTERED)
             else:
-                reason = _bounded(request.error) or "no reason given"
+                reason = bounded(request.error) or "no reason given"
                 _log.error("the kubelet refuses to register the driver", extra=fields(error=reason))
                 self._loop.call_soon_threadsafe(
                     self._health.set_missing, REGISTERED, f"the kubelet refuses to register the driver: {reason}"
                 )
         return pluginregistration_pb2.RegistrationStatusResponse()
-
-
-class _DRAPlugin:
-    """Adapter for `DRAPlugin` of either version.
-
-    Parameters
-    ----------
-    messages : module
-        `dra_v1_pb2` or `dra_v1beta1_pb2`: the same messages, but that only v1 has a device's ``share_id``.
-    preparer : ClaimPreparer
-        What does the work.
-    """
-
-    def __init__(self, messages: Any, preparer: ClaimPreparer) -> None:
-        self._messages = messages
-        self._preparer = preparer
-        self._has_share_id = "share_id" in messages.Device.DESCRIPTOR.fields_by_name
-
-    async def NodePrepareResources(self, request: Any, context: object) -> Any:
-        async def prepare(reference: ClaimReference) -> Any:
-            answers = await self._preparer.prepare(reference)
-            return self._messages.NodePrepareResourceResponse(devices=[self._device(answer) for answer in answers])
-
-        def fail(error: str) -> Any:
-            return self._messages.NodePrepareResourceResponse(error=error)
-
-        with operation("prepare", claims=len(request.claims)):
-            answers = await _answer_each(request.claims, prepare, fail)
-            return self._messages.NodePrepareResourcesResponse(claims=answers)
-
-    async def NodeUnprepareResources(self, request: Any, context: object) -> Any:
-        async def unprepare(reference: ClaimReference) -> Any:
-            await self._preparer.unprepare(reference)
-            return self._messages.NodeUnprepareResourceResponse()
-
-        def fail(error: str) -> Any:
-            return self._messages.NodeUnprepareResourceResponse(error=error)
-
-        with operation("unprepare", claims=len(request.claims)):
-            answers = await _answer_each(request.claims, unprepare, fail)
-            return self._messages.NodeUnprepareResourcesResponse(claims=answers)
-
-    def _device(self, answer: PreparedAnswer) -> Any:
-        device = self._messages.Device(
-            request_names=answer.request_names,
-            pool_name=answer.pool,
-            device_name=answer.device,
-            cdi_device_ids=answer.cdi_ids,
-        )
-        if self._has_share_id and answer.share_id is not None:
-            device.share_id = answer.share_id
-        return device
-
-
-async def _answer_each(
-    claims: Iterable[Any],
-    act: Callable[[ClaimReference], Awaitable[_Answer]],
-    fail: Callable[[str], _Answer],
-) -> dict[str, _Answer]:
-    """Do something with every claim of a call at the same time; return one answer for each UID.
-
-    Parameters
-    ----------
-    claims : iterable of Claim messages
-        As they came, so not to be trusted.
-    act : callable
-        Does the work for one claim and makes its answer.
-    fail : callable
-        Makes the answer for a claim that failed from the error's text.
-    """
-    names_by_uid: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
-    for claim in claims:
-        names_by_uid[claim.uid].add((claim.namespace, claim.name))
-
-    async def answer(uid: str, names: set[tuple[str, str]]) -> _Answer:
-        try:
-            reference = _reference(uid, names)
-        except ClaimError as error:
-            _log.error("malformed reference to a claim", extra=fields(error=error))
-            return fail(_one_line(error))
-        try:
-            return await act(reference)
-        except ClaimError as error:  # who raised it has logged it
-            return fail(_one_line(error))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # Not this call but something it waited for was cancelled, as when the driver stops.
-            return fail("interrupted: the driver is stopping, or gave up a step of this claim")
-        except Exception as error:
-            _log.exception("internal error", extra=fields(uid=_bounded(uid)))
-            return fail(_bounded(f"internal error: {type(error).__name__}: {_one_line(error)}"))
-
-    answers = await asyncio.gather(*(answer(uid, names) for uid, names in names_by_uid.items()))
-    return dict(zip(names_by_uid, answers, strict=True))
-
-
-def _reference(uid: str, names: set[tuple[str, str]]) -> ClaimReference:
-    """Check how the kubelet names a claim."""
-    checked_uid = claim_uid(uid)
-    if len(names) > 1:
-        raise ClaimError(f"claim UID {uid} is asked for under {len(names)} different names in one call, expected one")
-    ((namespace, name),) = names
-    if not _NAMESPACE.fullmatch(namespace):
-        raise ClaimError(
-            f"claim namespace {_shown(namespace)} is malformed: expected a DNS label of 1 to 63 characters"
-        )
-    if not _OBJECT_NAME.fullmatch(name):
-        raise ClaimError(f"claim name {_shown(name)} is malformed: expected a DNS subdomain of 1 to 253 characters")
-    return ClaimReference(uid=checked_uid, namespace=namespace, name=name)
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:80] + "…")
-
-
-def _one_line(error: Exception) -> str:
-    return _bounded(str(error)) or type(error).__name__
-
-
-def _bounded(text: str) -> str:
-    """Make a text fit for a pod's events: one printable line of bounded size."""
-    # Cut first: a hostile text may be megabytes long, and each of its characters has at least one byte.
-    printable = "".join(c if c.isprintable() else " " for c in text[: 2 * _LONGEST_ERROR_BYTES])
-    line = " ".join(printable.split()).encode("utf-8", "replace")
-    if len(line) <= _LONGEST_ERROR_BYTES:
-        return line.decode()
-    return line[: _LONGEST_ERROR_BYTES - 3].decode("utf-8", "ignore") + "…"

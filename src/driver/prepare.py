@@ -163,8 +163,13 @@ class Preparer:
         self._wait_s = wait_s
         self._files = ClaimFiles(ledger, records, cdi, runtime)
         self._locks = ClaimLocks()
+        self._stopping = asyncio.Event()
         self._device_cpus = {device.name: device.cpus for device in model.devices}
         self._device_attributes = {device.name: device.attributes for device in model.devices}
+
+    def stop(self) -> None:
+        """Let no prepare wait for anything any more: the driver is stopping, and the kubelet asks the next one."""
+        self._stopping.set()
 
     async def restore(self) -> None:
         """Hold all that was given out before, and make the files agree; to be done once, before anyone can ask.
@@ -295,7 +300,8 @@ class Preparer:
                 if loop.time() + delay > deadline:
                     raise ClaimPendingError(f"cannot read the claim for {self._wait_s:g} s: {error}") from error
                 _log.warning("cannot read the claim yet", extra=fields(reason=error, retry_s=round(delay, 2)))
-            await asyncio.sleep(delay)
+                await any_of([self._stopping], loop.time() + delay)
+                self._refuse_to_wait(error)
         raise AssertionError("delays never end")
 
     async def _patiently(
@@ -304,7 +310,7 @@ class Preparer:
         """Choose, and as long as something stands in the way that may pass choose again after each change."""
         said = False
         while True:
-            changes = [self._ledger.changed]
+            changes = [self._ledger.changed, self._stopping]
             runtime_changed = self._runtime.changed
             try:
                 return choose(claim)
@@ -316,6 +322,11 @@ class Preparer:
                     changes.append(runtime_changed)
                 if not await any_of(changes, deadline):
                     raise
+                self._refuse_to_wait(error)
+
+    def _refuse_to_wait(self, cause: Exception) -> None:
+        if self._stopping.is_set():
+            raise ClaimPendingError(f"the driver is stopping, and cannot wait any longer: {cause}") from cause
 
     def _choose_and_hold(self, claim: AllocatedClaim) -> Record:
         # Never an await in here: the choice is only good as long as nobody else takes anything.

@@ -8,6 +8,7 @@ time, in one test.
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 
 import pytest
@@ -166,3 +167,24 @@ async def test_a_kubelet_that_hangs_up_while_a_prepare_waits(node):
     assert await node.unprepare(holder) == [""]
     # Nobody waits for them any more.
     assert await node.agreed() == {}
+
+
+async def test_a_prepare_that_waits_is_answered_when_the_driver_stops(open_node):
+    async with open_node() as node:
+        await node.start({"reservedCPUs": "0,32"})
+        holder = node.add("2-5")
+        assert await node.errors(holder) == [""]
+        wanting, unread = node.add("5-6"), node.add("7")
+        node.box.api.fault = lambda method, path: 503 if path.endswith(unread.name) else None
+        waiting = asyncio.create_task(node.errors(wanting, unread))
+        await waits(node, wanting.uid)
+        await node.until(lambda: any(line["msg"] == "cannot read the claim yet" for line in node.log()))
+        node.process.send_signal(signal.SIGTERM)
+        # Without it both would be cut off at the end of the driver's patience, with an error of the call as a whole.
+        errors = await waiting
+        assert "the driver is stopping, and cannot wait any longer: " in errors[0]
+        assert f"held by claim {holder.uid}" in errors[0]
+        assert "the driver is stopping, and cannot wait any longer: " in errors[1]
+        assert "503" in errors[1]
+        assert await node.process.wait() == 0
+        assert node.recorded() == {holder.uid: "2-5"}
