@@ -2,9 +2,9 @@
 """What the driver counts and measures, for Prometheus.
 
 Names, kinds and labels are those of dra-driver-cpu where it has them, so that its dashboards and alerts go on
-working; all are part of the published interface. No label's value comes from a claim: a tenant can neither be seen
-here nor make series. What can be asked for at any time, such as how many CPUs are taken, is asked for when
-Prometheus asks.
+working; all are of Kubernetes' stability level ALPHA (`driver.introspect`): a release may change them, and says so. No
+label's value comes from a claim: a tenant can neither be seen here nor make series. What can be asked for at any time,
+such as how many CPUs are taken, is asked for when Prometheus asks.
 """
 
 from __future__ import annotations
