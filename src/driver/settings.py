@@ -134,6 +134,12 @@ SETTINGS: Final = (
         read=read_cpus,
     ),
     Setting(attribute="placement", key="placement", read=_placement),
+    # One file may serve all nodes, which each have a name of their own.
+    Setting(
+        attribute="hostname_override",
+        flag=Flag(name="node-name", value="NAME", help="this node's name (hostnameOverride, else the host name)"),
+        read=read_text,
+    ),
     Setting(
         attribute="hostname_override",
         key="hostnameOverride",

@@ -192,6 +192,7 @@ def test_every_setting_is_a_key_or_a_flag_and_has_a_test_above() -> None:
         ("reservedCPUs: 0-3", "--reserved-cpus=4-7", "reserved_cpus", CpuSet.parse("4-7")),
         ("reservedCPUs: 0-3", "--reserved-cpus=", "reserved_cpus", CpuSet()),
         ("hostnameOverride: a", "--hostname-override=b", "hostname_override", "b"),
+        ("hostnameOverride: a", "--node-name=b", "hostname_override", "b"),
         ("kubeconfig: a", "--kubeconfig=b", "kubeconfig", "b"),
         ("sysfsOverlay: '/sys/a: b'", "--sysfs-overlay=", "sysfs_overlay", {}),
         # A value that is overridden does not count, however wrong it is.
@@ -496,7 +497,13 @@ def test_the_flags_of_0_2_warn(flag: str, key: str) -> None:
 
 
 def test_no_other_flag_warns() -> None:
-    flags: dict[str, str | bool] = {"kubeconfig": "/k", "bind-address": ":1", "v": "4", "expose-pcie-roots": True}
+    flags: dict[str, str | bool] = {
+        "node-name": "a",
+        "kubeconfig": "/k",
+        "bind-address": ":1",
+        "v": "4",
+        "expose-pcie-roots": True,
+    }
     assert warnings(load(flags), flags) == []
 
 
