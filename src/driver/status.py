@@ -118,6 +118,7 @@ class StatusWriter:
                         extra=fields(claim=record.claim, uid=record.uid, attempts=attempt, reason=error),
                     )
                     return
+                _log.debug("the claim's status cannot be written now", extra=fields(claim=record.claim, reason=error))
             else:
                 _log.debug("the claim's status tells its CPUs", extra=fields(claim=record.claim, uid=record.uid))
                 return

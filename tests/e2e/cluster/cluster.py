@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -45,6 +46,8 @@ class Cluster:
     api : Api
     driver : DriverProcess
         The latest one that was started as a process.
+    deployed_url, driver_url : str
+        Where the driver of the chart, and one that is a process, serve metrics and how they are.
     """
 
     def __init__(self, folder: Path, control_plane: ControlPlane, node: KubernetesNode, api: Api) -> None:
@@ -53,8 +56,10 @@ class Cluster:
         self.node = node
         self.api = api
         self.driver: DriverProcess
-        self.health_port, self._process_port = free_ports(2)
+        deployed, process = free_ports(2)
+        self.deployed_url, self.driver_url = f"http://127.0.0.1:{deployed}", f"http://127.0.0.1:{process}"
         self.kubectl = control_plane.kubectl
+        self._starts = itertools.count(1)
 
     @classmethod
     @asynccontextmanager
@@ -136,7 +141,7 @@ class Cluster:
         """Return the values that say where things are on this node."""
         return {
             "image": {"pullPolicy": "Never"},
-            "healthzPort": self.health_port,
+            "healthzPort": int(self.deployed_url.rpartition(":")[2]),
             "kubeletRootDir": str(self.node.kubelet_root),
             "cdiDir": str(self.node.cdi_dir),
             "nriSocketDir": str(self.node.nri_socket.parent),
@@ -165,9 +170,10 @@ class Cluster:
         """Start the driver on the node, as the admin or somebody else, and do not wait for anything."""
         config = self.folder / "driver.yaml"
         config.write_text(yaml.safe_dump({"hostnameOverride": self.node.name, **settings}))
-        own = (f"--config={config}", f"--bind-address=127.0.0.1:{self._process_port}")
+        own = (f"--config={config}", f"--bind-address={self.driver_url.removeprefix('http://')}")
         arguments = [*self.driver_flags(kubeconfig or self.control_plane.admin), *own, *flags]
-        self.driver = DriverProcess(arguments, self.folder / "driver.log", scratch.mark(self.node.folder))
+        log = self.folder / f"driver-{next(self._starts)}.log"
+        self.driver = DriverProcess(arguments, log, scratch.mark(self.node.folder))
         await self.driver.start()
         return self.driver
 
@@ -182,11 +188,7 @@ class Cluster:
 
     async def wait_driver_ready(self) -> None:
         """Wait until the driver that is a process of the tests says that it is ready."""
-        await self.until(lambda: self._is_ready(self._process_port), "the driver is ready")
-
-    async def is_deployed_driver_ready(self) -> bool:
-        """Tell whether the driver of the chart says that it is ready."""
-        return await self._is_ready(self.health_port)
+        await self.until(lambda: is_ready(self.driver_url), "the driver is ready")
 
     # Pods and claims
 
@@ -290,10 +292,12 @@ class Cluster:
         except TimeoutError:
             raise AssertionError(f"waited {timeout_s:g} s in vain: {what}") from None
 
-    async def _is_ready(self, port: int) -> bool:
-        async with aiohttp.ClientSession() as session:
-            try:
-                async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
-                    return answer.status == 200
-            except aiohttp.ClientError:
-                return False
+
+async def is_ready(url: str) -> bool:
+    """Tell whether a driver says that it is ready."""
+    async with aiohttp.ClientSession() as session:
+        try:
+            async with session.get(f"{url}/readyz") as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False

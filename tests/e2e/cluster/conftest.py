@@ -46,6 +46,13 @@ async def driver_image(shared_cluster: Cluster) -> None:
     await shared_cluster.import_driver_image()
 
 
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
+async def undeployed(shared_cluster: Cluster) -> Cluster:
+    """The shared cluster without a driver, for tests that start it as a process."""
+    await shared_cluster.uninstall_chart()
+    return shared_cluster
+
+
 @pytest_asyncio.fixture(loop_scope="session")
 async def cluster(shared_cluster: Cluster, request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
     """The shared cluster; the test's pods and claims are removed, and shown if it failed."""
