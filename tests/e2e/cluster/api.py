@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from typing import Any
 
@@ -32,6 +33,12 @@ class ApiError(Exception):
         self.status = status
 
 
+def _as_json(value: object) -> str:
+    # As Go does. The API server keeps opaque parameters letter by letter, and takes those of an allocation for changed
+    # when somebody else writes the object without the spaces.
+    return json.dumps(value, separators=(",", ":"))
+
+
 class Api:
     """A client of the API server; an asynchronous context manager.
 
@@ -48,7 +55,8 @@ class Api:
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> Api:
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._tls))
+        connector = aiohttp.TCPConnector(ssl=self._tls)
+        self._session = aiohttp.ClientSession(connector=connector, json_serialize=_as_json)
         return self
 
     async def __aexit__(self, *_: object) -> None:
