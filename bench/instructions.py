@@ -1,83 +1,156 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the instructions of one ``CpuPool.check`` with valgrind's callgrind: the same number on a busy machine.
+"""The gate on instruction counts: the kernels of a base revision and of this one, built and counted in one run.
 
-Run as a program it is what callgrind runs: each kernel some hundred times.
+callgrind counts the same on a busy machine as on a quiet one, so 5 % more is a change of the program and no accident.
+
+    python bench/instructions.py [BASE]
 """
 
 from __future__ import annotations
 
-import os
+import ctypes
+import json
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import cases
+import revisions
 
-_KERNELS = tuple((kind, n_cpus) for kind in cases.KINDS for n_cpus in (64, 1024, 8192))
-_CALLS = 200
+_LIMIT = 1.05
+_CALLS = 20
+_WARM_UP_CALLS = 10
+# What malloc does depends on what lies about: each kernel is counted in several states of the heap, the least counts.
+_HEAPS = 3
+_HELPER = Path(__file__).with_name("callgrind_calls.c")
+_COUNT = "count"
 
-# Cython's names: of the method, with a running number inside, and of the property that is read after each kernel.
-_COUNTED = "__pyx_pw_7fastcpu_4pool_7CpuPool_*check"
-_MARK = "__pyx_getprop_7fastcpu_4pool_7CpuPool_taken"
 
+def judge(base: Mapping[str, float | None], this: Mapping[str, float | None]) -> tuple[list[str], list[str]]:
+    """Compare the counts of two revisions.
 
-def count_instructions() -> dict[tuple[str, int], float] | str:
-    """Count per kernel, or say in one line why it cannot be done here.
+    Parameters
+    ----------
+    base, this : mapping of str to float or None
+        Instructions of one call by kernel; None if the revision does not have it. An empty ``base`` compares nothing.
 
     Returns
     -------
-    dict of (str, int) to float, or str
-        Instructions of one call, the interpreter's loop excluded, by (kind, number of CPUs).
+    tuple of list of str
+        The lines of a table, and the faults: kernels that got slower by more than 5 %, and those that are gone.
     """
-    if shutil.which("valgrind") is None:
-        return "not counted: valgrind is not installed"
-    try:
-        return _run()
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return f"not counted: {error}"
+    width = max(map(len, this))
+    lines = [f"{'instructions of one call':<{width}} {'base':>12} {'now':>12} {'change':>9}"]
+    faults = []
+    for name, now in this.items():
+        before = base.get(name)
+        if now is None:
+            faults.append(f"{name}: cannot be run with this revision")
+            continue
+        change = "new" if base and before is None else ""
+        if before is not None:
+            change = f"{now / before - 1:+.1%}"
+            if now > before * _LIMIT:
+                faults.append(f"{name}: {before:.0f} → {now:.0f} instructions ({change})")
+        lines.append(f"{name:<{width}} {'' if before is None else f'{before:.0f}':>12} {now:>12.0f} {change:>9}")
+    return lines, faults
 
 
-def _run() -> dict[tuple[str, int], float]:
+def count(site: Path) -> dict[str, float | None]:
+    """Count all kernels with the revision that is installed in a folder."""
     with tempfile.TemporaryDirectory() as folder:
+        helper = _compile_helper(Path(folder))
         out = Path(folder, "out")
-        subprocess.run(
-            [
-                "valgrind",
-                "--tool=callgrind",
-                "--collect-atstart=no",
-                f"--toggle-collect={_COUNTED}",
-                f"--dump-before={_MARK}",
-                f"--callgrind-out-file={out}",
-                sys.executable,
-                __file__,
-            ],
-            check=True,
-            capture_output=True,
-            env=os.environ | {"PYTHONHASHSEED": "0"},
-            timeout=300,
-        )
-        totals = [_total(out.with_name(f"out.{part}")) for part in range(1, len(_KERNELS) + 1)]
-    return {kernel: total / _CALLS for kernel, total in zip(_KERNELS, totals, strict=True)}
+        command, environment = revisions.python(site)
+        # Imports are run without callgrind's instrumentation, in a fifth of the time.
+        callgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--collect-atstart=no"]
+        callgrind += [f"--callgrind-out-file={out}"]
+        program = [*command, __file__, _COUNT, helper]
+        run = subprocess.run([*callgrind, *program], capture_output=True, text=True, env=environment)
+        if run.returncode:
+            raise RuntimeError(f"callgrind failed:\n{run.stdout}{run.stderr}")
+        counts: dict[str, float | None] = {}
+        part = 0
+        for name, absent in json.loads(run.stdout).items():
+            if absent:
+                counts[name] = None
+                print(f"{name}: {absent}", file=sys.stderr)
+                continue
+            parts = [Path(f"{out}.{part + heap}") for heap in range(1, _HEAPS + 1)]
+            part += _HEAPS
+            counts[name] = min(_total(path, name) for path in parts) / _CALLS
+    return counts
 
 
-def _total(part: Path) -> int:
-    found = re.search(r"^totals: ([1-9]\d*)", part.read_text(), re.MULTILINE)
-    if found is None:
-        raise ValueError("callgrind met no call of check(): are the symbols stripped?")
+def _total(part: Path, name: str) -> int:
+    text = part.read_text()
+    found = re.search(r"^totals: ([1-9]\d*)", text, re.MULTILINE)
+    if found is None or name not in text:
+        raise RuntimeError(f"callgrind has not counted {name}")
     return int(found[1])
 
 
-def _main() -> None:
-    for kind, n_cpus in _KERNELS:
-        pool = cases.pool(n_cpus)
-        text, demands = cases.choice(kind, n_cpus)
-        for _ in range(_CALLS):
-            pool.check(text, demands)
-        assert not pool.taken
+def _compile_helper(folder: Path) -> Path:
+    helper = folder / "callgrind_calls.so"
+    include = f"-I{sysconfig.get_path('include')}"
+    subprocess.run(["cc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", include, "-o", helper, _HELPER], check=True)
+    return helper
+
+
+def _run_kernels(helper: str) -> None:
+    """Call each kernel; this is what callgrind runs."""
+    from kernels import KERNELS
+
+    count_calls = ctypes.PyDLL(helper).count_calls
+    count_calls.argtypes = [ctypes.py_object, ctypes.py_object, ctypes.c_long, ctypes.c_char_p]
+    absent = {}
+    for kernel in KERNELS:
+        try:
+            function, arguments = kernel.set_up()
+            for _ in range(_WARM_UP_CALLS):
+                function(*arguments)
+        except (ImportError, AttributeError, TypeError) as error:
+            absent[kernel.name] = f"{type(error).__name__}: {error}"
+            continue
+        absent[kernel.name] = ""
+        lying_about = []
+        for heap in range(_HEAPS):
+            count_calls(function, arguments, _CALLS, kernel.name.encode())
+            lying_about += [bytes(size) for size in range(600 + heap, 5000, 311)]
+    print(json.dumps(absent))
+
+
+def main(given: str) -> int:
+    """Compare this revision with another one; 1 if a kernel's count grew too much."""
+    if shutil.which("valgrind") is None:
+        print("cannot count instructions: apt-get install valgrind", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory(prefix="dracpu-revisions-") as folder:
+        sites = [revisions.build(revisions.ROOT, Path(folder, "this"))]
+        try:
+            commit = revisions.choose_base(given)
+        except revisions.NothingToCompareError as reason:
+            print(f"not compared: {reason}")
+        else:
+            print(f"base: {revisions.describe(commit)}", flush=True)
+            sites.append(revisions.build(revisions.unpack(commit, Path(folder, "source")), Path(folder, "base")))
+        with ThreadPoolExecutor() as pool:
+            this, *others = pool.map(count, sites)
+        base = others[0] if others else {}
+    lines, faults = judge(base, this)
+    print(*lines, sep="\n")
+    for fault in faults:
+        print(f"SLOWER by more than {_LIMIT - 1:.0%}: {fault}", file=sys.stderr)
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":
-    _main()
+    if sys.argv[1:2] == [_COUNT]:
+        _run_kernels(sys.argv[2])
+    else:
+        sys.exit(main(*sys.argv[1:2] or [""]))
