@@ -58,6 +58,17 @@ format: build ## reformat the Python code
 bench: build ## run the benchmarks; the summary is printed at the end
 	$(BIN)/python -m pytest bench --benchmark-columns=median,iqr,rounds $(BENCH)
 
+.PHONY: bench-report bench-compare instructions
+bench-report: build ## run the benchmarks and write docs/benchmarks.md with its charts; on a quiet machine
+	$(BIN)/pip install --quiet --group report
+	$(BIN)/python bench/report.py
+
+bench-compare: build ## time the kernels of the revision BASE=… and of this one in turns
+	$(BIN)/python bench/compare.py $(BASE)
+
+instructions: build ## count the kernels' instructions in the revision BASE=… and in this one; fail above 5 % more
+	$(BIN)/python bench/instructions.py $(BASE)
+
 sanitize: build ## run the tests of fastcpu, and a fuzzer, with AddressSanitizer and UndefinedBehaviorSanitizer
 	tests/sanitizers/run $(BIN)
 
