@@ -226,7 +226,8 @@ def _read_machine(config: Config) -> Topology:
     try:
         topology = read_topology(config.sysfs_root, config.sysfs_overlay)
     except (TopologyError, OSError) as error:
-        raise ConfigError(f"cannot read the machine from {config.sysfs_root}: {error}") from error
+        # The file's path begins with /sys, whichever root stands for it.
+        raise ConfigError(f"cannot read the machine, with {config.sysfs_root} for /sys: {error}") from error
     _log.info(
         "machine",
         extra=fields(

@@ -58,19 +58,21 @@ class TopologyError(FastCpuError):
     ----------
     path : str
         The file, as an absolute ``/sys/...`` path.
-    value : str
-        Its content.
+    value : str or None
+        Its content; None if it cannot be read.
     expected : str
         What would be right.
     """
 
-    def __init__(self, path: str, value: str, expected: str) -> None:
+    def __init__(self, path: str, value: str | None, expected: str) -> None:
         super().__init__(path, value, expected)
         self.path = path
         self.value = value
         self.expected = expected
 
     def __str__(self) -> str:
+        if self.value is None:
+            return f"{self.path} is missing; expected {self.expected}"
         return f"{self.path}: {_shorten(self.value)} is not {self.expected}"
 
 

@@ -137,7 +137,7 @@ def _read_online(reader: SysfsReader) -> CpuSet:
     else:
         online = reader.parse_list(path, text)
     if not online:
-        raise TopologyError(path, "(missing)" if text is None else text, "a list of at least one CPU")
+        raise TopologyError(path, text, "a list of at least one CPU")
     return online
 
 

@@ -64,6 +64,15 @@ def test_a_wrong_command_line_is_one_line_and_status_2(arguments: list[str | byt
     assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
 
 
+def test_a_machine_that_is_not_there_is_one_line_and_status_2(tmp_path: Path) -> None:
+    result = dracpu("--sysfs-root=/nowhere", "--nri-socket=", "--hostname-override=n", f"--kubelet-root-dir={tmp_path}")
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1] == (
+        "dracpu: cannot read the machine, with /nowhere for /sys: /sys/devices/system/cpu/online is missing; expected "
+        "a list of at least one CPU"
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -102,7 +102,7 @@ def test_no_machine():
     with pytest.raises(TopologyError) as caught:
         read_topology("/nowhere")
     assert caught.value.path == f"{CPU}/online"
-    assert str(caught.value) == f"{CPU}/online: '(missing)' is not a list of at least one CPU"
+    assert str(caught.value) == f"{CPU}/online is missing; expected a list of at least one CPU"
 
 
 @pytest.mark.parametrize(
