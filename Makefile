@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard src/fastcpu/*.pyx src/fastcpu/*.pxd src/startguard/*) CMakeLists.txt
 PROTOS := $(wildcard src/driver/apis/*.proto)
 TTRPC := %/ttrpc.proto %/nri_v1alpha1.proto
+LINTS := lint-types lint-stubs lint-cython lint-style lint-layers lint-spelling
 INSTALL := $(BIN)/pip install --quiet --no-build-isolation
 
 .DEFAULT_GOAL := help
-.PHONY: help dev build demo test e2e cluster e2e-cluster lint format bench sanitize package protos clean
+.PHONY: help dev build demo test e2e cluster e2e-cluster lint $(LINTS) format bench sanitize package protos clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -43,13 +44,14 @@ e2e-cluster: build ## run the driver in a one-node Kubernetes; needs root
 	$(BIN)/python -m pytest tests/e2e/cluster
 
 lint: build ## check style, types, stubs, layers and spelling
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/python -m mypy.stubtest --allowlist tests/typing/stubtest-allowlist.txt fastcpu
-	$(BIN)/lint-imports
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint src/fastcpu
-	$(BIN)/codespell
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(MAKE) --no-print-directory --jobs=2 --output-sync $(LINTS)
+
+lint-stubs: ; python -m mypy.stubtest --allowlist tests/typing/stubtest-allowlist.txt fastcpu
+lint-types: ; mypy
+lint-cython: ; cython-lint src/fastcpu
+lint-style: ; ruff check && ruff format --check
+lint-layers: ; lint-imports
+lint-spelling: ; codespell
 
 format: build ## reformat the Python code
 	$(BIN)/ruff check --fix
