@@ -1,29 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The virtual machine's kernel and disk: Debian's, with the real programs and what the driver needs in it.
 
-All that takes long is kept, as in `e2e.programs`. What changes from run to run (the driver, the tests' own programs in
-the guest) comes on a second disk, a plain tar archive that is unpacked over the first before anything starts.
+All that is kept, as in `e2e.programs`. What changes from run to run comes on a second disk, see `e2e.vm.changes`.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
 from pathlib import Path
 
-from e2e import programs
-from e2e.images import write_archive
+from e2e import images, programs
 
-_HERE = Path(__file__).parent
-_PROJECT = _HERE.parents[2]
-_GUEST = _HERE / "guest"
+PROJECT = Path(__file__).parents[3]
 
 # Debian 12, and the Python that it has.
 _SUITE = "bookworm"
-_PYTHON = (3, 11)
+PYTHON = (3, 11)
 _PACKAGES = ("python3", "runc", "ca-certificates")
 _KERNEL = "linux-image-cloud-amd64"
 _SIZE = "3G"
@@ -39,18 +35,16 @@ _FIRST_MODULES = (
 )
 _MODULES = ("net/core/failover", "drivers/net/net_failover", "drivers/net/virtio_net", "fs/overlayfs/overlay")
 
-_DEPENDENCIES = "opt/dependencies"
-_DRIVER = "opt/dracpu"
+# Where the packages lie that the driver depends on.
+DEPENDENCIES = "opt/dependencies"
 
-# Where Python finds the driver in the guest.
-PYTHONPATH = f"/{_DRIVER}:/{_DEPENDENCIES}"
-
+_FIRST_NAMES = " ".join(Path(module).name for module in _FIRST_MODULES)
 _INIT = f"""\
 #!/bin/busybox sh
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t sysfs sys /sys
 /bin/busybox mount -t devtmpfs dev /dev
-for module in {" ".join(Path(module).name for module in _FIRST_MODULES)}; do /bin/busybox insmod /modules/$module.ko; done
+for module in {_FIRST_NAMES}; do /bin/busybox insmod /modules/$module.ko; done
 while ! [ -b /dev/vda ] || ! [ -b /dev/vdb ]; do /bin/busybox sleep 0.1; done
 /bin/busybox mount -t ext4 /dev/vda /new
 /bin/busybox tar -x -f /dev/vdb -C /new
@@ -85,10 +79,10 @@ def base(*folders: Path) -> Path:
     Path
         A folder with ``vmlinuz``, ``initrd.gz`` and ``root.img``.
     """
-    dependencies = tomllib.loads((_PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
+    dependencies = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
 
     def make(folder: Path) -> None:
-        _say("building the virtual machine's disk (about two minutes the first time)")
+        say("building the virtual machine's disk (about two minutes the first time)")
         root = folder / "root"
         _debian(root)
         modules = _kernel(root, folder / "vmlinuz")
@@ -97,30 +91,15 @@ def base(*folders: Path) -> Path:
         for source in folders:
             shutil.copytree(source, root / "usr/local/bin", symlinks=True, dirs_exist_ok=True)
         (root / "images").mkdir()
-        write_archive(root / "images/busybox.tar")
+        images.write_archive(root / "images/busybox.tar")
         (root / "etc/hosts").write_text("127.0.0.1 localhost vm\n")
         (root / "etc/resolv.conf").write_text("")
-        _run("mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-d", root, folder / "root.img", _SIZE)
+        run("mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-d", root, folder / "root.img", _SIZE)
         shutil.rmtree(root)
 
     names = [str(folder.resolve()).encode() for folder in folders]
-    return programs._kept(make, Path(__file__).read_bytes(), *names, *map(str.encode, dependencies))
-
-
-def write_changing(path: Path) -> None:
-    """Write the second disk: this work tree's driver, and the tests' programs in the guest."""
-    with tarfile.open(path, "w") as archive:
-        for part in sorted(_GUEST.iterdir()):
-            if part.is_file():
-                archive.add(part, f"guest/{part.name}", filter=_executable)
-        archive.add(_driver(), _DRIVER)
-        for name, target in (("containerd.toml", "etc/containerd/config.toml"), ("kubelet.yaml", "etc/kubelet.yaml")):
-            archive.add(_GUEST / name, target)
-
-
-def _executable(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.mode = 0o755
-    return member
+    recipe = [Path(file).read_bytes() for file in (__file__, images.__file__)]
+    return programs.kept(make, *recipe, *names, *map(str.encode, dependencies))
 
 
 def _debian(root: Path) -> None:
@@ -128,7 +107,7 @@ def _debian(root: Path) -> None:
     fetch = (
         f"cd /var/tmp && apt-get -qq download $(apt-cache depends {_KERNEL} | grep -o 'linux-image-[0-9].*' | head -1)"
     )
-    _run(
+    run(
         "mmdebstrap",
         "--quiet",
         "--variant=minbase",
@@ -144,7 +123,7 @@ def _kernel(root: Path, image: Path) -> Path:
     """Take the kernel out of its package, and return the folder of its modules."""
     [package] = (root / "var/tmp").glob("linux-image-*.deb")
     unpacked = root.parent / "kernel"
-    _run("dpkg-deb", "--extract", package, unpacked)
+    run("dpkg-deb", "--extract", package, unpacked)
     package.unlink()
     [kernel] = (unpacked / "boot").glob("vmlinuz-*")
     kernel.rename(image)
@@ -182,41 +161,27 @@ def _initrd(modules: Path, path: Path) -> None:
 
 
 def _python(root: Path, dependencies: list[str]) -> None:
-    wanted = ".".join(map(str, _PYTHON))
-    target = root / _DEPENDENCIES
+    wanted = ".".join(map(str, PYTHON))
+    target = root / DEPENDENCIES
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", f"--target={target}"]
     options = [f"--python-version={wanted}", "--implementation=cp", "--only-binary=:all:"]
-    _run(*command, *options, *dependencies)
+    run(*command, *options, *dependencies)
     # Importing them without takes the guest half a minute more.
-    _run("chroot", root, f"python{wanted}", "-m", "compileall", "-q", f"/{_DEPENDENCIES}")
+    run("chroot", root, f"python{wanted}", "-m", "compileall", "-q", f"/{DEPENDENCIES}")
 
 
-def _driver() -> Path:
-    """Build the driver from this work tree, and return the folder to import it from."""
-    sources = [_PROJECT / name for name in ("CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE")]
-    sources += sorted(path for path in (_PROJECT / "src").rglob("*") if path.is_file() and path.suffix != ".pyc")
-
-    def make(folder: Path) -> None:
-        _say("building the driver for the virtual machine")
-        if sys.version_info[:2] != _PYTHON:
-            raise RuntimeError(f"the guest has Python {_PYTHON}, so that the driver must be built with that")
-        work = folder / "work"
-        options = ["--no-deps", "--no-build-isolation", "--no-compile", f"--config-settings=build-dir={work}"]
-        _run(sys.executable, "-m", "pip", "install", "--quiet", *options, f"--target={folder}", _PROJECT)
-        shutil.rmtree(work)
-        _run(sys.executable, "-m", "compileall", "-q", "--invalidation-mode=unchecked-hash", folder)
-
-    contents = [part for path in sources for part in (str(path.relative_to(_PROJECT)).encode(), path.read_bytes())]
-    return programs._kept(make, sys.version.encode(), *contents)
-
-
-def _run(*command: str | Path) -> None:
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+def run(*command: str | Path, **variables: str) -> None:
+    """Run a program to its end, with variables added to the environment; raise `RuntimeError` if it fails."""
+    environment = os.environ | variables
+    ended = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment
+    )
     if ended.returncode != 0:
         raise RuntimeError(
             f"{' '.join(map(str, command))} ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}"
         )
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Say what takes long."""
     print(f"e2e-vm: {text}", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from e2e.vm import disk
+from e2e.vm import changes
 
 # What the guest sees of this machine's loopback address.
 HOST = "10.0.2.2"
@@ -42,7 +42,7 @@ class VirtualMachine:
     Parameters
     ----------
     base : Path
-        What `disk.base` has built.
+        What `e2e.vm.disk.base` has built.
     *kernel_arguments : str
         Further arguments on the kernel's command line.
 
@@ -116,8 +116,8 @@ class VirtualMachine:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _boot(self) -> None:
-        changing = self._folder / "changing.tar"
-        await asyncio.to_thread(disk.write_changing, changing)
+        changing = self._folder / "changes.tar"
+        await asyncio.to_thread(changes.write_disk, changing)
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_LONGEST_ANSWER_BYTES)
         port = server.sockets[0].getsockname()[1]
         with self.console_path.open("wb") as console:
@@ -141,7 +141,9 @@ class VirtualMachine:
             raise GuestError(f"the virtual machine has not come up in {_BOOT_S:g} s; its console says:\n{said}")
 
     def _command(self, changing: Path, agent: str) -> Sequence[str]:
-        kernel = ("console=ttyS0", "quiet", "panic=1", "mitigations=off", f"DRACPU_AGENT={agent}")
+        # Every other clock is a device that one CPU at a time may ask, and the kernel would distrust this one.
+        clock = ("tsc=reliable", "clocksource=tsc")
+        kernel = ("console=ttyS0", "quiet", "panic=1", "mitigations=off", *clock, f"DRACPU_AGENT={agent}")
         nodes = []
         for node in range(_NODES):
             first = node * _CPUS_PER_NODE

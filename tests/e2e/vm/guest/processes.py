@@ -6,6 +6,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 LOGS = Path("/var/log")
@@ -74,3 +77,23 @@ def read_file(path: str) -> str:
 def list_folder(path: str) -> list[str]:
     """Return the names in a folder."""
     return sorted(os.listdir(path))
+
+
+def fetch(url: str) -> str:
+    """Return what a server of this machine answers."""
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return answer.read().decode()
+
+
+def wait_ready(url: str, timeout_s: float) -> None:
+    """Wait until a server says that it is ready, or raise what it says instead."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=30):
+                return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                said = error.read().decode() if isinstance(error, urllib.error.HTTPError) else error
+                raise TimeoutError(f"{url} after {timeout_s:g} s: {said}") from error
+        time.sleep(0.2)
