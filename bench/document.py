@@ -105,8 +105,8 @@ def factor(ratio: float) -> str:
 
 def _load_section(load: Mapping[str, Any]) -> Iterator[str]:
     yield "## The driver under load\n"
-    yield "`bench/load.py` plays a kubelet against the driver over its socket, checks every answer and every CDI spec, and"
-    yield "fetches the same claims itself in between: no driver can prepare a claim in less time than that GET takes."
+    yield "`bench/load.py` plays a kubelet against the driver over its socket, checks every answer and every CDI spec,"
+    yield "and fetches the same claims itself in between: no driver prepares a claim in less time than that takes."
     yield f"API server: {load['API server']}. Driver: `{_without_folders(load['driver'])}`.\n"
     yield "| CPUs | claims a call | GET p50 | prepare p50 | of GET | p99 | p99.9 | unprepare p50 | p99 | p99.9 |"
     yield "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
@@ -118,11 +118,11 @@ def _load_section(load: Mapping[str, Any]) -> Iterator[str]:
             cells += [_ms(unprepare[percentile]) for percentile in ("p50", "p99", "p99.9")]
             yield f"| {' | '.join(cells)} |"
     yield ""
-    yield "| CPUs | start → registered | → slices accepted | memory, idle | after all claims | claims a second | CPU a claim |"
+    yield "| CPUs | start → registered | → slices accepted | MB idle | MB after all | claims a second | CPU a claim |"
     yield "|--:|--:|--:|--:|--:|--:|--:|"
     for machine in load["machines"]:
         cells = [f"{machine['cpus']:,}", f"{machine['registered_s']:.2f} s", f"{machine['published_s']:.2f} s"]
-        cells += [f"{machine['idle_mb']:.1f} MB", f"{machine['loaded_mb']:.1f} MB"]
+        cells += [f"{machine['idle_mb']:.1f}", f"{machine['loaded_mb']:.1f}"]
         if through := machine.get("throughput"):
             cells += [f"{through['claims_per_second']:.0f}", _ms(through["cpu_ms_per_claim"])]
         else:
