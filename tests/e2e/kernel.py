@@ -9,6 +9,7 @@ from fastcpu import CpuSet
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _CPUSETS = _CGROUPS / "cpuset"
+_KIB = 1024
 
 
 def allowed(pid: int) -> CpuSet:
@@ -19,8 +20,18 @@ def allowed(pid: int) -> CpuSet:
     OSError
         If it does not exist any more.
     """
-    fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return CpuSet.parse(fields["Cpus_allowed_list"])
+    return CpuSet.parse(_status(pid)["Cpus_allowed_list"])
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory that a process occupies.
+
+    Raises
+    ------
+    OSError
+        If it does not exist any more.
+    """
+    return int(_status(pid)["VmRSS"].split()[0]) * _KIB
 
 
 def cgroups(parent: str) -> Path:
@@ -42,3 +53,7 @@ def cpuset(pid: int) -> CpuSet:
     text = (folder / "cpuset.cpus").read_text().strip()
     # In version 2 it is empty where nobody has restricted it.
     return CpuSet.parse(text or (folder / "cpuset.cpus.effective").read_text().strip())
+
+
+def _status(pid: int) -> dict[str, str]:
+    return dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
