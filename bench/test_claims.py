@@ -33,20 +33,13 @@ def allocator(n_cpus: int) -> ExternalAllocator:
     return ExternalAllocator(model, CpuPool(topology.online, CpuSet(cases.RESERVED), model.groups), "node")
 
 
-class Response:
-    """What the client's own deserializer wants to be given."""
-
-    def __init__(self, body: bytes) -> None:
-        self.data = body
-
-
 def by_models(n_cpus: int):
     """Return the same with the client's generated models, and sets."""
     deserialize = ApiClient().deserialize
     pool = rivals.SetPool(set(range(n_cpus)), cases.RESERVED, cases.members(n_cpus))
 
     def choose(body: bytes) -> set[int]:
-        claim = deserialize(Response(body), "V1ResourceClaim")
+        claim = deserialize(body.decode(), "ResourceV1ResourceClaim", "application/json")
         if claim.metadata.uid != UID:
             raise ValueError(claim.metadata.uid)
         devices = claim.status.allocation.devices
