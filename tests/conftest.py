@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from driver.sandbox.apiserver import ApiServer
 from driver.sandbox.clusterbox import ClusterBox
@@ -17,6 +18,12 @@ from driver.sandbox.kubelet import Kubelet
 from driver.sandbox.machine import MachineShape, write_machine
 
 _ANNOUNCED = "announced"
+
+# How long an example takes says how busy the machine is. What fixtures of one test bring is not changed by examples.
+settings.register_profile(
+    "dracpu", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("dracpu")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nri_wire as wire
@@ -306,7 +306,7 @@ def changed(stream, changes):
     return bytes(stream)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(st.sampled_from([1, 2]), CHANGES, st.integers(20, 5000))
 async def test_a_recorded_session_that_was_changed(caplog, number, changes, size):
     caplog.set_level(logging.ERROR, "driver")
@@ -323,7 +323,7 @@ async def test_a_recorded_session_that_was_changed(caplog, number, changes, size
     assert len(asyncio.all_tasks()) == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=300))
 async def test_payloads_that_are_garbage(data):
     replay = Replay()

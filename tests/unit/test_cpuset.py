@@ -128,7 +128,7 @@ class CpuSetMachine(RuleBasedStateMachine):
         assert not CpuSet()
 
 
-CpuSetMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+CpuSetMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
 TestCpuSetMachine = CpuSetMachine.TestCase
 
 

@@ -9,7 +9,7 @@ import socket
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import nri_wire as wire
@@ -31,7 +31,6 @@ def cut(data, places):
     return [data[start:end] for start, end in itertools.pairwise(edges)]
 
 
-@settings(deadline=None)
 @given(FRAMES, st.lists(st.integers(0, 1000), max_size=20))
 def test_streams_come_out_whole_wherever_the_bytes_were_cut(sent, places):
     reader = FrameReader()

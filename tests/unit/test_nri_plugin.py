@@ -8,7 +8,7 @@ import logging
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
@@ -403,7 +403,6 @@ def messages(draw: st.DrawFn) -> nri.Container:
     return container
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(containers=st.lists(messages(), max_size=5), kinds=st.lists(st.integers(0, 14), max_size=5))
 async def test_whatever_the_runtime_sends_is_answered_or_refused(make_record, containers, kinds):
     side = Side(make_record)

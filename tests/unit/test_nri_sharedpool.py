@@ -110,8 +110,9 @@ def test_what_was_set_aside_stays_free_for_a_while_but_never_leaves_the_pool_emp
 
 
 def test_cpus_that_went_offline_are_in_no_pool():
-    pool = SharedPool(make_ledger(), CpuSet())
-    pool.offline = cpus("3")
+    ledger = make_ledger()
+    pool = SharedPool(ledger, CpuSet())
+    ledger.pool.set_offline(cpus("3"))
     assert str(pool.cpus) == "0-2,4-11"
 
 
@@ -647,7 +648,7 @@ def test_with_no_managed_cpus_and_no_claims_containers_are_left_alone():
 # Anything, in any order
 
 
-@settings(max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, stateful_step_count=60, suppress_health_check=list(HealthCheck))
 class Enforced(RuleBasedStateMachine):
     """Pods, claims, events, windows, pushes and time in any order.
 

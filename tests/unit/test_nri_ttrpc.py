@@ -9,7 +9,7 @@ import logging
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import nri_wire as wire
@@ -70,7 +70,6 @@ MESSAGES = st.lists(
 
 
 class TestReader:
-    @settings(deadline=None)
     @given(MESSAGES, st.lists(st.integers(0, 1000), max_size=12))
     def test_messages_come_out_wherever_the_stream_was_cut(self, sent, places):
         reader = MessageReader()
@@ -583,7 +582,6 @@ class TestServer:
         assert trunk.responses()[0][1] == 0
         assert "KeyError" in caplog.text
 
-    @settings(deadline=None)
     @given(st.binary(max_size=200))
     async def test_garbage_never_raises(self, data):
         trunk = Wire()

@@ -257,7 +257,7 @@ policies = st.builds(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(seed=st.integers(0, 2**32), crossing=st.booleans(), policy=policies)
 def test_holds_for_every_choice(seed, crossing, policy):
     """So many free CPUs, the same ones in every call; and more free CPUs never make a request impossible."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from driver.slices import (
@@ -487,7 +487,6 @@ def leftovers() -> st.SearchStrategy[list[Leftover]]:
     )
 
 
-@settings(deadline=None)
 @given(left=leftovers(), count=st.sampled_from([0, 1, 2, 128, 129, 300]))
 def test_one_plan_leads_from_anything_to_the_wanted_pool(left: list[Leftover], count: int) -> None:
     pool = pool_of(count)

@@ -42,7 +42,6 @@ def read(texts: dict[str, str]) -> Topology:
 # Invented machines
 
 
-@settings(deadline=None)
 @given(shapes())
 def test_from_a_shape_to_files_and_back(shape: Shape):
     topology = read(shape.files())
@@ -57,7 +56,6 @@ def test_from_a_shape_to_files_and_back(shape: Shape):
     assert unexpected == []
 
 
-@settings(deadline=None)
 @given(shapes(), st.randoms())
 def test_an_overlay_alone_is_a_machine(shape: Shape, random):
     files = list(shape.files().items())
@@ -507,7 +505,7 @@ def check(topology: Topology) -> None:
     assert all(len(note) < 100_000 and "\n" not in note for note in topology.notes)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data(), st.sampled_from(sorted(MACHINES)))
 def test_garbage_in_some_files(data, name):
     texts = dict(MACHINES[name])
