@@ -126,29 +126,9 @@ class ExternalAllocator:
         self._node_name = node_name
 
     def choose(self, claim: AllocatedClaim, holders: Holders, held: CpuSet | None = None) -> Choice:
-        """Check the CPUs that were chosen for a claim.
+        """Check the CPUs that were chosen for a claim; see `Allocator.choose`.
 
-        CPUs that the claim itself holds already do not count as taken.
-
-        Parameters
-        ----------
-        claim : AllocatedClaim
-            The claim.
-        holders : callable
-            Gives the claims that hold some CPUs; called only where CPUs are taken.
-        held : CpuSet, optional
-            The CPUs that the claim holds already, which changes nothing in what was chosen for it.
-
-        Returns
-        -------
-        Choice
-
-        Raises
-        ------
-        ClaimPendingError
-            If nothing but CPUs held by other claims stands in the way.
-        ClaimError
-            If the claim's results or parameters are at fault.
+        CPUs that the claim itself holds already do not count as taken, and change nothing in what was chosen for it.
         """
         demands: dict[str, list[_Demand]] = {}
         for result in claim.results:

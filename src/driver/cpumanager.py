@@ -100,28 +100,10 @@ class CpuManagerAllocator:
         self._placement = dict(placement)
 
     def choose(self, claim: AllocatedClaim, holders: Holders, held: CpuSet | None = None) -> Choice:
-        """Choose a claim's CPUs among those that are free.
+        """Choose a claim's CPUs among those that are free; see `driver.allocators.Allocator.choose`.
 
-        Parameters
-        ----------
-        claim : AllocatedClaim
-            The claim.
-        holders : callable
-            Gives the claims that hold some CPUs; called only if too few are free.
-        held : CpuSet, optional
-            The CPUs that the claim holds already. They are its CPUs if each device has as many of them as it asks for,
-            wherever a policy would place them.
-
-        Returns
-        -------
-        Choice
-
-        Raises
-        ------
-        ClaimPendingError
-            If nothing but CPUs held by other claims stands in the way.
-        ClaimError
-            If the claim cannot get CPUs as it is.
+        CPUs that the claim holds already are its CPUs if each device has as many of them as it asks for, wherever a
+        policy would place them.
         """
         policies = {request: _policy(found) for request, found in placements(claim, self._placement).items()}
         consumed: dict[int, dict[str, int]] = {}

@@ -155,27 +155,9 @@ class IndividualAllocator:
         self._node_name = node_name
 
     def choose(self, claim: AllocatedClaim, holders: Holders, held: CpuSet | None = None) -> Choice:
-        """Look up the CPUs of a claim's devices.
+        """Look up the CPUs of a claim's devices; see `driver.allocators.Allocator.choose`.
 
-        Parameters
-        ----------
-        claim : AllocatedClaim
-            The claim.
-        holders : callable
-            Gives the claims that hold some CPUs; called only where CPUs are taken.
-        held : CpuSet, optional
-            The CPUs that the claim holds already; they count as taken only where another claim holds them, too.
-
-        Returns
-        -------
-        Choice
-
-        Raises
-        ------
-        ClaimPendingError
-            If nothing but CPUs held by other claims stands in the way.
-        ClaimError
-            If a device is unknown, or given to the claim twice.
+        CPUs that the claim itself holds already count as taken only where another claim holds them, too.
         """
         by_request: dict[str, CpuSet] = {}
         chosen = CpuSet()

@@ -147,18 +147,10 @@ class Container:
         now: float,
     ) -> Container:
         """Return a container that has been there before the driver knew of it, with the CPUs that the runtime tells."""
-        return cls(
-            id=identity,
-            name=name,
-            pod=pod,
-            claims=claims,
-            exclusive=exclusive,
-            phase=phase,
-            given=given,
-            verified=False,
-            _before_start=given,
-            _phase_since=now,
-        )
+        container = cls.created(identity, name, pod, claims, exclusive, given, now)
+        container.phase = phase
+        container.verified = False
+        return container
 
     def __str__(self) -> str:
         return f"container {self.name} of pod {self.pod}"
