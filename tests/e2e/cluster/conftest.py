@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from e2e.cluster.cluster import NAMESPACE, Cluster
+from e2e.cluster.cluster import CHART, NAMESPACE, RELEASE, Cluster
 
 _HERE = Path(__file__).parent
 _FAILED = pytest.StashKey[bool]()
@@ -51,6 +51,13 @@ async def undeployed(shared_cluster: Cluster) -> Cluster:
     """The shared cluster without a driver, for tests that start it as a process."""
     await shared_cluster.uninstall_chart()
     return shared_cluster
+
+
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
+async def device_class(undeployed: Cluster) -> None:
+    """The chart's DeviceClass, for drivers that are not deployed by it."""
+    text = await undeployed.helm("template", RELEASE, str(CHART), "--show-only=templates/deviceclass.yaml")
+    await undeployed.apply(text)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
