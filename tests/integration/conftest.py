@@ -76,7 +76,7 @@ class Node:
         own = (f"--bind-address={address}", "--log-format=json", "--start-guard=false", *flags)
         self.process = await self.box.start_driver(settings, own, environment)
         if wait:
-            await self.box.wait_ready(self.process, timeout_s=30)
+            await self.box.wait_ready(self.process)
         return self.process
 
     async def restart(self, settings: Mapping[str, object] | None = None, flags: Sequence[str] = ()) -> None:
@@ -100,7 +100,7 @@ class Node:
         lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("dra_cpu_")]
         return {name.removeprefix("dra_cpu_"): float(value) for name, value in lines}
 
-    async def until(self, condition: Callable[[], object], timeout_s: float = 20) -> object:
+    async def until(self, condition: Callable[[], object], timeout_s: float = 60) -> object:
         """Wait for something that a driver does and tells nobody here; return what came true."""
         async with asyncio.timeout(timeout_s):
             while not (found := condition()):  # noqa: ASYNC110

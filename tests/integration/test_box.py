@@ -204,7 +204,7 @@ async def test_containers_of_pods_are_pinned_moved_and_refused(cluster_box, driv
 
     for name in ("forged", "exclusive"):
         cluster_box.api.registry.delete(PODS, "default", name, {})
-    await cluster_box.api.wait_until(lambda: phase_of(cluster_box, "exclusive") == "gone", timeout_s=30)
+    await cluster_box.api.wait_until(lambda: phase_of(cluster_box, "exclusive") == "gone")
     await runtime.wait_until(lambda: effective(cluster_box) == {"web": "1-63"}, 10)
     assert held_cpus(cluster_box.cdi_dir) == {}
 
@@ -247,7 +247,7 @@ async def test_a_pod_stays_until_its_driver_is_back(cluster_box, driver_process,
     )
     assert phase_of(cluster_box, "p") == "Running"
     await process.start()
-    await cluster_box.api.wait_until(lambda: phase_of(cluster_box, "p") == "gone", timeout_s=60)
+    await cluster_box.api.wait_until(lambda: phase_of(cluster_box, "p") == "gone")
     assert held_cpus(cluster_box.cdi_dir) == {}
 
 

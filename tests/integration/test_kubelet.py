@@ -195,7 +195,7 @@ def unprepare(dra, version):
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 -- nobody would set an event
             await asyncio.sleep(0.01)
 
@@ -681,7 +681,7 @@ async def test_stopping_lets_a_running_call_finish(plugin, prepare, preparer, dr
 async def test_stopping_does_not_wait_for_ever(plugin, prepare, preparer):
     call = asyncio.create_task(prepare(("ns", "wait", "uid")))
     await until(lambda: preparer.running)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await plugin.stop(grace_s=0.1)
     with pytest.raises(grpc.aio.AioRpcError):
         await call
@@ -694,7 +694,7 @@ async def test_a_folder_that_cannot_be_made_is_tried_again(make_plugin, registra
     await until(lambda: any(record.levelno == logging.ERROR for record in caplog.records))
     assert not starting.done()
     (short_tmp / "plugins_registry").unlink()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await starting
     assert registration_socket.is_socket()
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1

@@ -36,7 +36,7 @@ class Plugin:
         self.changed.set()
 
     async def wait_for(self, *call, times=1):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while self.calls.count(call) < times:
                 self.changed.clear()
                 await self.changed.wait()
@@ -171,7 +171,7 @@ async def until():
     """Let other tasks run until something is so."""
 
     async def wait(condition):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110, what is waited for tells nobody
                 await asyncio.sleep(0.001)
 
@@ -411,7 +411,7 @@ class TestReconnecting:
         await plugin.wait_for("disconnected")
         assert "the other side closed the connection" in health.missing()["runtime"]
         await runtime.start()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await runtime.synchronized()
 
     async def test_a_socket_that_comes_late_is_connected_to_at_once(
@@ -423,7 +423,7 @@ class TestReconnecting:
             f"no connection to the runtime at {short_tmp}/nri.sock: No such file or directory"
         )
         runtime = await start_runtime()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await runtime.synchronized()
 
     async def test_handlers_end_before_the_plugin_hears_of_the_end(self, connect, runtime, plugin):
@@ -582,7 +582,7 @@ class TestOddRuntimes:
         for _ in range(2):
             reader, writer = await raw.accept()
             writer.write(sent)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 assert await reader.read()
             writer.close()
         await until(lambda: reason in health.missing()["runtime"])
@@ -619,7 +619,7 @@ class TestOddRuntimes:
         reader, writer = await raw.accept()
         writer.write(sent)
         writer.write_eof()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await reader.read()
         writer.close()
         _, writer = await raw.accept()

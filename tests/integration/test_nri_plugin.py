@@ -165,7 +165,7 @@ class Node:
         await self.status.close()
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110, what is waited for tells nobody
                 await asyncio.sleep(0.005)
 
@@ -249,7 +249,7 @@ async def test_a_prepare_moves_the_others_away_and_an_unprepare_lets_them_back(n
     assert node.cpus(await node.run("late")) == "0-1,6-15"
     await node.runtime.remove_container(exclusive)
     await node.preparer.unprepare(reference)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(60):
         await node.until(lambda: {node.cpus(container) for container in shared} == {"0-15"})
 
 

@@ -96,7 +96,7 @@ class ObservedHealth(Health):
         task.add_done_callback(self._waking.discard)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(15), self._changed:
+        async with asyncio.timeout(60), self._changed:
             await self._changed.wait_for(holds)
 
     async def until_ok(self) -> None:
@@ -130,7 +130,7 @@ class Counts:
 
 async def eventually(holds: Callable[[], bool]) -> None:
     """Wait for something that nobody announces."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

@@ -362,7 +362,7 @@ async def test_nothing_is_served_while_nobody_knows_who_holds_what(node):
     assert not list(node.box.kubelet.registry_dir.glob("*.sock"))
     node.records_dir.unlink()
     records.rename(node.records_dir)
-    await node.box.wait_ready(node.process, timeout_s=30)
+    await node.box.wait_ready(node.process)
     assert (await node.get("/healthz"))[0] == 200
     assert await node.agreed() == {claim.uid: "2-5"}
 

@@ -150,7 +150,7 @@ def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
     """Let other tasks run until something is so."""
 
     async def wait(condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110, what is waited for tells nobody
                 await asyncio.sleep(0)
 

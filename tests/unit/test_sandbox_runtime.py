@@ -88,11 +88,11 @@ class Plugin:
 
     async def register(self, name="test", index="00"):
         request = nri.RegisterPluginRequest(plugin_name=name, plugin_idx=index)
-        await self.client.call(RUNTIME_SERVICE, "RegisterPlugin", request, nri.Empty, timeout_s=5)
+        await self.client.call(RUNTIME_SERVICE, "RegisterPlugin", request, nri.Empty, timeout_s=60)
 
     async def push(self, *updates):
         request = nri.UpdateContainersRequest(update=updates)
-        await self.client.call(RUNTIME_SERVICE, "UpdateContainers", request, nri.UpdateContainersResponse, timeout_s=5)
+        await self.client.call(RUNTIME_SERVICE, "UpdateContainers", request, nri.UpdateContainersResponse, timeout_s=60)
 
 
 def pinned(identity, cpus):
@@ -111,7 +111,7 @@ async def connected(runtime, *, index="00", name="test", wait=True, **behaviour)
     try:
         await plugin.register(name, index)
         if wait:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while getattr(await runtime.synchronized(), "name", "") != f"{index}-{name}":  # noqa: ASYNC110, another one may be
                     await asyncio.sleep(0)
         yield plugin
@@ -240,7 +240,7 @@ async def test_without_the_answer_of_a_validator_a_container_is_refused_once(run
 async def test_a_validator_that_has_died_is_missed_once(runtime):
     async with connected(runtime, events=VALIDATOR) as plugin:
         plugin.trunk.close("killed")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while runtime.plugin is not None:  # noqa: ASYNC110, nobody tells
                 await asyncio.sleep(0)
     with pytest.raises(RefusedError, match="validator plugin 00-test failed"):

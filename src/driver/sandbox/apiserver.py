@@ -175,7 +175,7 @@ class ApiServer:
         namespace = namespace if kind.namespaced else ""
         self.registry.delete(kind, namespace, name, {"gracePeriodSeconds": 0} if kind is PODS else {})
 
-    async def wait_until(self, condition: Callable[[], _T], timeout_s: float | None = 30.0) -> _T:
+    async def wait_until(self, condition: Callable[[], _T], timeout_s: float | None = 60.0) -> _T:
         """Evaluate `condition` now and after every change until it gives something true, and return that.
 
         Raises

@@ -197,7 +197,7 @@ class ClusterBox:
     def _nri_flag(self) -> str:
         return f"--nri-socket={self.runtime.socket_path}"
 
-    async def wait_published(self, timeout_s: float = 30.0) -> list[JsonObject]:
+    async def wait_published(self, timeout_s: float = 60.0) -> list[JsonObject]:
         """Wait until all slices of the driver's pool are there, and return them in order of their names.
 
         Raises

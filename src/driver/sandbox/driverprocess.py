@@ -92,7 +92,7 @@ class DriverProcess:
         with suppress(ProcessLookupError):
             self._started.send_signal(number)
 
-    async def wait(self, timeout_s: float | None = 10.0) -> int:
+    async def wait(self, timeout_s: float | None = 60.0) -> int:
         """Wait for its end and return the exit status.
 
         Raises
@@ -108,7 +108,7 @@ class DriverProcess:
         self.send_signal(signal.SIGKILL)
         await self._started.wait()
 
-    async def terminate(self, timeout_s: float = 10.0) -> int:
+    async def terminate(self, timeout_s: float = 30.0) -> int:
         """Ask it to end, kill it if it does not in time, and return the exit status."""
         self.send_signal(signal.SIGTERM)
         try:

@@ -148,7 +148,7 @@ class Kubelet:
         for memory in (self._plugins, self._identities, self._attempts, self._retries, self._errors, self._wipes):
             memory.clear()
 
-    async def wait_registered(self, driver: str, timeout_s: float = 30.0, *, since: float = 0.0) -> Plugin:
+    async def wait_registered(self, driver: str, timeout_s: float = 60.0, *, since: float = 0.0) -> Plugin:
         """Wait until a driver is registered and connected, and return its plugin.
 
         Parameters
@@ -171,7 +171,7 @@ class Kubelet:
         await self._wait(there, timeout_s, f"driver {driver}")
         return self.plugins[driver]
 
-    async def wait_gone(self, driver: str, timeout_s: float = 30.0) -> None:
+    async def wait_gone(self, driver: str, timeout_s: float = 60.0) -> None:
         """Wait until a driver is not registered any more or has no connection.
 
         Raises
@@ -183,7 +183,7 @@ class Kubelet:
             lambda: driver not in self.plugins or not self.plugins[driver].connected, timeout_s, f"the end of {driver}"
         )
 
-    async def wait_failed(self, timeout_s: float = 30.0) -> str:
+    async def wait_failed(self, timeout_s: float = 60.0) -> str:
         """Wait until some registration has failed, and return why.
 
         Raises
