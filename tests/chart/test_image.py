@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tomllib
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -51,6 +52,8 @@ def project(image: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (root / name).write_text(name)
     shutil.copytree(DEPLOY, root / "deploy", ignore=shutil.ignore_patterns("helm"))
     shutil.copy(ROOT / ".dockerignore", root)
+    monkeypatch.setattr(image, "CACHE", tmp_path / "cache")
+    (tmp_path / "cache").mkdir()
     monkeypatch.setattr(image, "PROJECT", root)
     monkeypatch.setattr(image, "DEPLOY", root / "deploy")
     monkeypatch.setattr(image, "__file__", str(root / "deploy/image"))
@@ -121,6 +124,31 @@ def test_instructions_are_carried_out_in_order(
     assert stage.command == ["it", "now"]
     assert files(tmp_path / "stage-0") == {"etc/os-release", "source/pyproject.toml", "source/src/driver/a.py"}
     assert files(stage.root) == {"etc/os-release", "opt/it/driver/a.py"}
+
+
+def test_what_has_nothing_of_the_project_is_kept_for_a_week(
+    image: ModuleType, project: Path, run: list[tuple[Path, str]], tmp_path: Path
+) -> None:
+    text = "FROM debian:bookworm-slim AS a\nRUN 1\nRUN 2\nCOPY src /src\nRUN 3\nFROM debian:bookworm-slim\nRUN 1\n"
+
+    def commands() -> list[str]:
+        run.clear()
+        work = Path(tempfile.mkdtemp(dir=tmp_path))
+        stage = image.build(text, work)
+        assert files(work / "stage-0") == {"etc/os-release", "src/driver/a.py"}
+        assert files(stage.root) == {"etc/os-release"}
+        return [command for _, command in run]
+
+    assert commands() == ["1", "2", "3"]
+    assert commands() == ["3"]
+    kept = list((tmp_path / "cache").glob("*.root"))
+    assert len(kept) == 3
+    image.tidy()
+    assert commands() == ["3"]
+    for root in kept:
+        os.utime(root, (0, 0))
+    image.tidy()
+    assert commands() == ["1", "2", "3"]
 
 
 def files(root: Path) -> set[str]:
