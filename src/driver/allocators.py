@@ -189,7 +189,8 @@ class ExternalAllocator:
         if len(error.cpus) != wanted:
             yield f"it has {count(len(error.cpus))}, but the request consumes {wanted}"
         if error.unmanaged:
-            yield f"{subject(error.unmanaged)} not online on this node, which has {shown(self._pool.online)}"
+            online = self._pool.online - self._pool.offline
+            yield f"{subject(error.unmanaged)} not online on this node, which has {shown(online)}"
         if error.reserved:
             yield f"{subject(error.reserved)} reserved on this node"
         if error.outside:

@@ -9,10 +9,12 @@ then do the sockets open and is anything published.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -57,6 +59,9 @@ _log = logging.getLogger(__name__)
 
 _FIRST_RETRY_S: Final = 0.2
 _LONGEST_RETRY_S: Final = 5.0
+_NONE: Final = CpuSet()
+# Threads only wait for the disk; the claims of one call are synced side by side.
+_MOST_THREADS: Final = 32
 
 
 def run(config: Config) -> int:
@@ -82,6 +87,7 @@ def run(config: Config) -> int:
 
 async def _run_until_signal(config: Config) -> int:
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="files"))
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
@@ -110,6 +116,7 @@ async def _serve(config: Config) -> None:
     guard = _start_guard(config, health, metrics)
     topology = _read_machine(config)
     model = _build_model(config, topology)
+    _tell_model(model, topology.online - config.reserved_cpus)
     pool = CpuPool(topology.online, config.reserved_cpus, model.groups)
     ledger = Ledger(pool)
     metrics.watch(ledger, health)
@@ -147,12 +154,15 @@ async def _serve(config: Config) -> None:
             pool_name=config.node_name,
             metrics=metrics,
         )
+        publisher = Publisher(cluster, config.node_name, model, health, metrics)
         devices = DeviceHealth(
             model,
             config.node_name,
             open_tree(config.sysfs_root, config.sysfs_overlay),
             health,
-            tell_offline=None if runtime_side is None else runtime_side.enforcement.set_offline,
+            ledger,
+            tell_pool=_nothing if runtime_side is None else runtime_side.enforcement.notify,
+            withdraw=lambda cpus: publisher.publish(_build_model(config, topology, cpus)),
         )
         kubelet = KubeletPlugin(
             dra_socket=config.dra_socket,
@@ -161,7 +171,6 @@ async def _serve(config: Config) -> None:
             devices=devices,
             health=health,
         )
-        publisher = Publisher(cluster, config.node_name, model, health, metrics)
         instance = InstanceLock(config.plugin_dir, health)
         await instance.acquire()
         stack.callback(instance.release)
@@ -180,6 +189,8 @@ async def _serve(config: Config) -> None:
         if runtime_side is not None:
             stack.callback(runtime_side.close)
         await kubelet.start()
+        # What lives by now lives for ever, and need not be looked at by every collection, for tens of milliseconds.
+        gc.freeze()
         health.set_ok(STARTED)
         _log.info("started", extra=fields(seconds=round(time.monotonic() - started, 3), pid=os.getpid()))
         tasks.start(devices.run())
@@ -247,7 +258,12 @@ def _read_machine(config: Config) -> Topology:
     return topology
 
 
-def _build_model(config: Config, topology: Topology) -> DeviceModel:
+def _nothing() -> None:
+    """Tell nobody."""
+
+
+def _build_model(config: Config, topology: Topology, withdrawn: CpuSet = _NONE) -> DeviceModel:
+    """Describe the devices, without the CPUs that are not to be published now."""
     roots = read_pcie_roots(config.sysfs_root, config.sysfs_overlay) if config.expose_pcie_roots else None
     if config.cpu_device_mode == INDIVIDUAL:
         model = build_individual_devices(
@@ -256,23 +272,26 @@ def _build_model(config: Config, topology: Topology) -> DeviceModel:
             pcie_roots=roots,
             node_allocatable_mapping=config.publish_node_allocatable_resource_mapping,
         )
-    else:
-        model = build_devices(
-            topology,
-            reserved=config.reserved_cpus,
-            group_by=config.group_by,
-            allocator=config.allocator,
-            pcie_roots=roots,
-            node_allocatable_mapping=config.publish_node_allocatable_resource_mapping,
-        )
+        # Devices are counted through, so that one left out before would give the others other names.
+        return model.without(withdrawn)
+    return build_devices(
+        topology,
+        reserved=config.reserved_cpus | withdrawn,
+        group_by=config.group_by,
+        allocator=config.allocator,
+        pcie_roots=roots,
+        node_allocatable_mapping=config.publish_node_allocatable_resource_mapping,
+    )
+
+
+def _tell_model(model: DeviceModel, cpus: CpuSet) -> None:
     for warning in model.warnings:
         _log.warning("a device is not published as it should be", extra=fields(reason=warning))
     if model.group_by == INDIVIDUAL:
-        _log.info("devices", extra=fields(count=len(model.devices), cpus=topology.online - config.reserved_cpus))
+        _log.info("devices", extra=fields(count=len(model.devices), cpus=cpus))
     else:
         for device in model.devices:
             _log.info("device", extra=fields(device=device.name, cpus=device.cpus, count=len(device.cpus)))
-    return model
 
 
 def _runtime_side(

@@ -134,23 +134,22 @@ class CpuManagerAllocator:
 
     def _place(self, device: Device, demands: Sequence[_Demand], holders: Holders) -> _Divided:
         """Choose CPUs of one device for all requests of a claim that consume some of it."""
-        taken = device.cpus & self._pool.taken
-        free = device.cpus - taken
+        usable = device.cpus - self._pool.offline
+        taken = usable & self._pool.taken
+        free = usable - taken
         wanted = sum(demand.cpus for demand in demands)
         place = f"{_requests(demands)}, device {device.name}"
-        if wanted > len(device.cpus):
-            raise ClaimError(
-                f"{place}: {count(wanted)} wanted, but it has only {len(device.cpus)}, {shown(device.cpus)}"
-            )
+        if wanted > len(usable):
+            raise ClaimError(f"{place}: {count(wanted)} wanted, but it has only {len(usable)}, {shown(usable)}")
         if wanted > len(free):
-            fault = f"{place}: {count(wanted)} wanted, but only {len(free)} of its {len(device.cpus)} are free"
+            fault = f"{place}: {count(wanted)} wanted, but only {len(free)} of its {len(usable)} are free"
         else:
             try:
                 return self._arrange(demands, free)
             except _MisfitError as misfit:
                 fault = misfit.told(device, "only {} free")
         try:
-            self._arrange(demands, device.cpus)
+            self._arrange(demands, usable)
         except _MisfitError as lasting:
             raise ClaimError(lasting.told(device, "it has only {}")) from None
         raise ClaimPendingError("; ".join([fault, *held_by(holders(taken))]))

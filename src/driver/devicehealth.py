@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the published devices can be relied on: their CPUs are online, and the runtime holds containers to them.
+"""Whether the devices can be relied on: their CPUs are online, and the runtime holds containers to them.
 
-The kubelet shows it in the status of the pods that use a device.
+A CPU that goes offline while it is free is withdrawn: it is given to nobody, and published no more. One that a claim
+holds stays that claim's, and makes its device unhealthy, which the kubelet shows in the status of the pods that use the
+device. Either is as before once the CPU is back.
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ from typing import TYPE_CHECKING, Final
 
 from driver.health import RUNTIME
 from driver.logs import fields
+from driver.wording import subject
 from fastcpu import CpuSet
 from fastcpu.errors import CpuListError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from driver.devices import DeviceModel
     from driver.health import Health
+    from driver.ledger import Ledger
     from fastcpu.filetree import FileTree
 
 _log = logging.getLogger(__name__)
@@ -60,8 +64,12 @@ class DeviceHealth:
         Where the kernel says which CPUs are online.
     health : Health
         Knows, as the condition ``runtime``, whether the runtime is connected.
-    tell_offline : callable, optional
-        Told which CPUs have gone offline since the start, when that changes.
+    ledger : Ledger
+        Who holds which CPUs. Its pool is told which CPUs have gone offline.
+    tell_pool : callable, optional
+        Called when the pool has been told of other CPUs.
+    withdraw : callable, optional
+        Told which CPUs are not to be published, when that changes.
     grace_s : float
         How long the runtime may be away before the devices are unhealthy, in seconds.
     interval_s : float
@@ -76,8 +84,10 @@ class DeviceHealth:
         pool_name: str,
         tree: FileTree,
         health: Health,
+        ledger: Ledger,
         *,
-        tell_offline: Callable[[CpuSet], None] | None = None,
+        tell_pool: Callable[[], None] = lambda: None,
+        withdraw: Callable[[CpuSet], None] = lambda cpus: None,
         grace_s: float = 30.0,
         interval_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
@@ -86,14 +96,15 @@ class DeviceHealth:
         self._pool_name = pool_name
         self._tree = tree
         self._health = health
-        self._tell_offline = tell_offline
-        self._offline = CpuSet()
+        self._ledger = ledger
+        self._tell_pool = tell_pool
+        self._withdraw = withdraw
+        self._withdrawn = CpuSet()
         self._grace_s = grace_s
         self._interval_s = interval_s
         self._clock = clock
         self._away_since: float | None = None
         self._changed = asyncio.Event()
-        self._online_before = self._online()
         self.closed = False
         self._states = self._look()
 
@@ -133,32 +144,42 @@ class DeviceHealth:
 
     def _look(self) -> tuple[DeviceState, ...]:
         runtime = self._runtime_fault()
+        pool = self._ledger.pool
         gone = self._gone()
-        if gone != self._offline:
-            self._offline = gone
-            if self._tell_offline is not None:
-                self._tell_offline(gone)
+        if gone != pool.offline:
+            _log.info("CPUs have gone offline or come back", extra=fields(offline=gone, held=gone & pool.taken))
+            pool.set_offline(gone)
+            self._tell_pool()
+        withdrawn = gone - pool.taken
+        if withdrawn != self._withdrawn:
+            self._withdrawn = withdrawn
+            self._withdraw(withdrawn)
         return tuple(
             DeviceState(
                 pool=self._pool_name,
                 device=device.name,
-                fault="; ".join(filter(None, (_offline(device.cpus & gone), runtime))),
+                fault="; ".join([*self._offline(device.cpus & gone & pool.taken), *runtime]),
             )
             for device in self._model.devices
         )
 
-    def _runtime_fault(self) -> str:
+    def _offline(self, cpus: CpuSet) -> Iterator[str]:
+        """Say which claims have lost which CPUs."""
+        for uid, lost in self._ledger.holders(cpus).items() if cpus else ():
+            yield f"{subject(lost)} offline, held by claim {self._ledger.records[uid].claim}"
+
+    def _runtime_fault(self) -> list[str]:
         if RUNTIME not in self._health.missing():
             self._away_since = None
-            return ""
+            return []
         if self._away_since is None:
             self._away_since = self._clock()
-        return _NOT_CONNECTED if self._clock() - self._away_since >= self._grace_s else ""
+        return [_NOT_CONNECTED] if self._clock() - self._away_since >= self._grace_s else []
 
     def _gone(self) -> CpuSet:
         """Return the CPUs that have gone offline since the start."""
         online = self._online()
-        return CpuSet() if online is None or self._online_before is None else self._online_before - online
+        return CpuSet() if online is None else self._ledger.pool.online - online
 
     def _online(self) -> CpuSet | None:
         """Return the CPUs that are online; None if the kernel does not say."""
@@ -171,7 +192,3 @@ class DeviceHealth:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def _offline(cpus: CpuSet) -> str:
-    return f"CPUs {cpus} are offline" if cpus else ""

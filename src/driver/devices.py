@@ -117,6 +117,11 @@ class DeviceModel:
     warnings: tuple[str, ...]
     left_out: Mapping[str, tuple[str, ...]]
 
+    def without(self, cpus: CpuSet) -> DeviceModel:
+        """Return the model without the devices that have some of these CPUs."""
+        devices = tuple(device for device in self.devices if device.cpus.isdisjoint(cpus))
+        return replace(self, devices=devices, by_name={device.name: device for device in devices})
+
     def without_list_attributes(self) -> DeviceModel:
         """Return the model for an API server that refuses attributes with lists of values."""
         devices = tuple(

@@ -8,12 +8,16 @@ from fastcpu.cpuset cimport CpuSet
 cdef class CpuPool:
     cdef readonly Py_ssize_t n_words
     cdef readonly Py_ssize_t n_groups
-    cdef object masks                 # ndarray of uint64, shape (3 + 2 * n_groups, n_words); owns what follows
+    cdef object masks                 # ndarray of uint64, shape (4 + 2 * n_groups, n_words); owns what follows
     cdef uint64_t *online_words
     cdef uint64_t *reserved_words
     cdef uint64_t *taken_words
+    cdef uint64_t *offline_words
     cdef uint64_t *member_words       # n_groups rows: the CPUs of each group
     cdef uint64_t *allocatable_words  # n_groups rows: its online CPUs that are not reserved
+
+    # Says which CPUs of each group are allocatable, after another mask has changed.
+    cdef void count_in(self) noexcept
 
     # 1 if the CPUs meet the demands and are free, 0 if not.
     cdef bint fits(self, CpuSet cpus, tuple demands) except -1

@@ -47,7 +47,7 @@ cdef object explain(CpuPool pool, CpuSet cpus, tuple demands):
         if chosen != count:
             miscounted.append((group, count, chosen))
         inside |= members
-    online, reserved = pool.online, pool.reserved
+    online, reserved = pool.online - pool.offline, pool.reserved
     return CpuCheckError(
         cpus,
         unmanaged=cpus - online,
@@ -78,13 +78,11 @@ cdef class CpuPool:
 
     Notes
     -----
-    A group's allocatable CPUs are its online ones that are not reserved. Reserved CPUs beyond ``n_words`` words cannot
+    A group's allocatable CPUs are its online ones that are not reserved, and have not gone offline since. Reserved CPUs beyond ``n_words`` words cannot
     be in any group and are left out.
     """
 
     def __cinit__(self, CpuSet online not None, CpuSet reserved not None, groups):
-        cdef Py_ssize_t group, i
-        cdef uint64_t *row
         cdef Py_buffer view
         groups = np.asarray(groups)
         if groups.dtype != np.uint64 or groups.ndim != 2:
@@ -96,22 +94,30 @@ cdef class CpuPool:
                 or sum(len(CpuSet.from_array(row)) for row in groups) != len(
                     CpuSet.from_array(np.bitwise_or.reduce(groups))):
             raise ValueError("two groups share a CPU")
-        self.masks = np.zeros((3 + 2 * self.n_groups, self.n_words), np.uint64)
-        self.masks[3:3 + self.n_groups] = groups
+        self.masks = np.zeros((4 + 2 * self.n_groups, self.n_words), np.uint64)
+        self.masks[4:4 + self.n_groups] = groups
         PyObject_GetBuffer(self.masks, &view, PyBUF_SIMPLE | PyBUF_WRITABLE)
         self.online_words = <uint64_t *> view.buf
         PyBuffer_Release(&view)
         self.reserved_words = self.online_words + self.n_words
         self.taken_words = self.reserved_words + self.n_words
-        self.member_words = self.taken_words + self.n_words
+        self.offline_words = self.taken_words + self.n_words
+        self.member_words = self.offline_words + self.n_words
         self.allocatable_words = self.member_words + self.n_groups * self.n_words
         memcpy(self.online_words, online.buffer.words, online.buffer.n_words * sizeof(uint64_t))
         memcpy(self.reserved_words, reserved.buffer.words,
                min(reserved.buffer.n_words, self.n_words) * sizeof(uint64_t))
-        for group in range(self.n_groups):
-            row = self.allocatable_words + group * self.n_words
-            for i in range(self.n_words):
-                row[i] = self.member_words[group * self.n_words + i] & self.online_words[i] & ~self.reserved_words[i]
+        self.count_in()
+
+    cdef void count_in(self) noexcept:
+        cdef Py_ssize_t group, i
+        cdef uint64_t *row
+        cdef uint64_t usable
+        for i in range(self.n_words):
+            usable = self.online_words[i] & ~self.reserved_words[i] & ~self.offline_words[i]
+            for group in range(self.n_groups):
+                row = self.allocatable_words + group * self.n_words
+                row[i] = self.member_words[group * self.n_words + i] & usable
 
     cdef bint fits(self, CpuSet cpus, tuple demands) except -1:
         cdef Py_ssize_t start = cpus.buffer.first_word
@@ -235,9 +241,29 @@ cdef class CpuPool:
         for i in range(cpus.buffer.first_word, cpus.buffer.n_words):
             self.taken_words[i] &= ~cpus.buffer.words[i]
 
+    def set_offline(self, CpuSet cpus not None):
+        """Say which CPUs have gone offline since the pool was made; those that are not among them are back.
+
+        Who has taken one keeps it; nobody else can be given it.
+
+        Parameters
+        ----------
+        cpus : CpuSet
+            Any CPUs; those beyond the pool's ``64 * n_words`` CPUs are left out.
+        """
+        cdef Py_ssize_t i, stop = min(cpus.buffer.n_words, self.n_words)
+        for i in range(self.n_words):
+            self.offline_words[i] = cpus.buffer.words[i] if i < stop else 0
+        self.count_in()
+
+    @property
+    def offline(self):
+        """CPUs that have gone offline since the pool was made, as a `CpuSet`."""
+        return from_words(self.offline_words, self.n_words)
+
     @property
     def online(self):
-        """CPUs that are online, as a `CpuSet`."""
+        """CPUs that were online when the pool was made, as a `CpuSet`."""
         return from_words(self.online_words, self.n_words)
 
     @property
@@ -253,11 +279,11 @@ cdef class CpuPool:
     @property
     def available(self):
         """CPUs that are online, not reserved and not taken now, as a `CpuSet`."""
-        return self.online - self.reserved - self.taken
+        return self.online - self.reserved - self.taken - self.offline
 
     @property
     def allocatable(self):
         """Allocatable CPUs of each group, ``ndarray of uint64, shape (n_groups, n_words)``, a read-only view."""
-        view = self.masks[3 + self.n_groups:]
+        view = self.masks[4 + self.n_groups:]
         view.flags.writeable = False
         return view

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from urllib.parse import quote
 
 import grpc
@@ -20,8 +21,10 @@ from driver.devices import build_devices
 from driver.health import RUNTIME, Health
 from driver.healthservice import HealthServicer
 from driver.kubelet import KubeletPlugin
+from driver.ledger import Ledger, Record
 from fastcpu import CpuSet
 from fastcpu.filetree import OverlaidTree, SysfsTree
+from fastcpu.pool import CpuPool
 from fastcpu.sysfs import read_topology
 
 ONLINE = "/sys/devices/system/cpu/online"
@@ -29,6 +32,22 @@ VERSIONS = {
     "v1": (dra_health_v1_pb2, dra_health_v1_pb2_grpc),
     "v1alpha1": (dra_health_v1alpha1_pb2, dra_health_v1alpha1_pb2_grpc),
 }
+
+
+def make_record(name: str, cpus: str) -> Record:
+    return Record(
+        uid=name,
+        namespace="default",
+        name=name,
+        pod_claim_name=None,
+        generation=1,
+        cpus=CpuSet.parse(cpus),
+        by_request={},
+        devices=(),
+        fingerprint="",
+        adopted=False,
+        prepared_at=datetime.now(UTC),
+    )
 
 
 class Machine:
@@ -49,7 +68,19 @@ class Machine:
             pcie_roots=None,
             node_allocatable_mapping=False,
         )
-        self.devices = DeviceHealth(model, "node-1", self, self.health, clock=lambda: self.now)
+        self.ledger = Ledger(CpuPool(topology.online, CpuSet([0]), model.groups))
+        self.withdrawn: list[str] = []
+        self.told = 0
+        self.devices = DeviceHealth(
+            model,
+            "node-1",
+            self,
+            self.health,
+            self.ledger,
+            tell_pool=self.tell,
+            withdraw=lambda cpus: self.withdrawn.append(str(cpus)),
+            clock=lambda: self.now,
+        )
 
     def read(self, path: str) -> str | None:
         if path == ONLINE:
@@ -58,6 +89,12 @@ class Machine:
 
     def entries(self, path: str) -> list[str]:
         return self.base.entries(path)
+
+    def tell(self) -> None:
+        self.told += 1
+
+    def hold(self, name: str, cpus: str) -> None:
+        self.ledger.hold(make_record(name, cpus))
 
     def faults(self) -> dict[str, str]:
         self.devices.look()
@@ -72,12 +109,43 @@ def machine(machine_tree) -> Machine:
 NONE = {"cpudevnuma000": "", "cpudevnuma001": ""}
 
 
-def test_a_device_with_a_cpu_that_went_offline_is_unhealthy(machine):
+def test_a_device_is_unhealthy_while_a_cpu_of_a_claim_is_offline(machine):
+    machine.hold("a", "6-7")
+    machine.hold("b", "5")
     assert machine.faults() == NONE
     machine.online = "0-6,8-15"
-    assert machine.faults() == {"cpudevnuma000": "CPUs 7 are offline", "cpudevnuma001": ""}
+    fault = "CPU 7 is offline, held by claim default/a"
+    assert machine.faults() == {"cpudevnuma000": fault, "cpudevnuma001": ""}
+    assert machine.withdrawn == []
+    machine.online = "0-4,8-15"
+    fault = "CPUs 6-7 are offline, held by claim default/a; CPU 5 is offline, held by claim default/b"
+    assert machine.faults()["cpudevnuma000"] == fault
     machine.online = "0-15"
     assert machine.faults() == NONE
+
+
+def test_a_free_cpu_that_went_offline_is_withdrawn_until_it_is_back(machine):
+    machine.hold("a", "6")
+    machine.online = "0-6,8-15"
+    assert machine.faults() == NONE
+    assert machine.withdrawn == ["7"]
+    assert machine.told == 1
+    assert str(machine.ledger.pool.available) == "1-5,8-15"
+    machine.faults()
+    assert machine.withdrawn == ["7"]
+    machine.online = "0-15"
+    assert machine.faults() == NONE
+    assert machine.withdrawn == ["7", ""]
+    assert str(machine.ledger.pool.available) == "1-5,7-15"
+
+
+def test_a_held_cpu_that_went_offline_is_withdrawn_once_it_is_free(machine):
+    machine.hold("a", "6-7")
+    machine.online = "0-6,8-15"
+    machine.faults()
+    machine.ledger.release("a")
+    assert machine.faults() == NONE
+    assert machine.withdrawn == ["7"]
 
 
 def test_a_reserved_cpu_that_went_offline_is_no_device_s_fault(machine):
@@ -100,8 +168,10 @@ def test_without_a_runtime_all_are_unhealthy_after_a_while(machine):
     assert machine.faults() == dict.fromkeys(
         NONE, "the container runtime is not connected, so that no container can be held to its CPUs"
     )
+    machine.hold("a", "8-9")
     machine.online = "0-7"
-    assert machine.faults()["cpudevnuma001"].startswith("CPUs 8-15 are offline; the container runtime")
+    fault = machine.faults()["cpudevnuma001"]
+    assert fault.startswith("CPUs 8-9 are offline, held by claim default/a; the container runtime")
     machine.online = "0-15"
     machine.health.set_ok(RUNTIME)
     assert machine.faults() == NONE
@@ -111,6 +181,7 @@ def test_without_a_runtime_all_are_unhealthy_after_a_while(machine):
 
 
 def test_a_change_is_told_once(machine):
+    machine.hold("a", "7")
     changed = machine.devices.changed
     machine.devices.look()
     assert not changed.is_set()
@@ -155,12 +226,13 @@ async def test_the_list_comes_at_once_and_at_each_change_until_the_driver_stops(
         ]
         assert {one.health_check_timeout_seconds for one in first.devices} == {30}
         assert all(one.last_updated_time > 1_700_000_000 for one in first.devices)
+        machine.hold("a", "9-15")
         machine.online = "0-8"
         machine.devices.look()
         second = await stream.read()
         assert [(one.health, one.message) for one in second.devices] == [
             (messages.HEALTHY, ""),
-            (messages.UNHEALTHY, "CPUs 9-15 are offline"),
+            (messages.UNHEALTHY, "CPUs 9-15 are offline, held by claim default/a"),
         ]
         await plugin.stop(grace_s=5)
         assert await stream.read() is grpc.aio.EOF

@@ -136,6 +136,23 @@ def test_what_an_older_configuration_gave_out_can_stay_taken(pool):
     assert pool.available == CpuSet.parse("1-30,33-62")
 
 
+def test_a_cpu_that_went_offline_is_given_to_nobody_until_it_is_back(pool):
+    before = (str(pool.available), pool.allocatable.tolist(), str(pool.online))
+    pool.take(CpuSet.parse("4"))
+    pool.set_offline(CpuSet.parse("4-5,8000"))
+    assert 5 not in pool.available
+    assert str(pool.offline) == "4-5"
+    assert str(pool.online) == before[2]
+    with pytest.raises(CpuCheckError) as caught:
+        pool.check("4-6", [(0, 3)])
+    assert (str(caught.value.unmanaged), str(caught.value.taken)) == ("4-5", "4")
+    # Who holds one lets go of it as ever.
+    pool.release(CpuSet.parse("4"))
+    assert 4 not in pool.available
+    pool.set_offline(CpuSet())
+    assert (str(pool.available), pool.allocatable.tolist(), str(pool.online)) == before
+
+
 def test_allocatable_is_a_read_only_view(pool):
     assert CpuSet.from_array(pool.allocatable[1]) == CpuSet.parse("33-62")
     with pytest.raises(ValueError, match="read-only"):

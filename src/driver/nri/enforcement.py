@@ -98,11 +98,6 @@ class Enforcement:
         self._unknown = reason
         self.notify()
 
-    def set_offline(self, cpus: CpuSet) -> None:
-        """Take note of the CPUs that have gone offline: no container without a claim can be given them."""
-        self.pool.offline = cpus
-        self.notify()
-
     def notify(self) -> None:
         """Wake whoever waits for a change, and whoever pushes."""
         self.moved()

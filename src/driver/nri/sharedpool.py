@@ -29,11 +29,6 @@ class SharedPool:
         Who holds which CPUs.
     isolated : CpuSet
         The CPUs that the kernel was told to keep free. If that is all that is not reserved, it means nothing here.
-
-    Attributes
-    ----------
-    offline : CpuSet
-        The CPUs that have gone offline; kernels may refuse a cpuset that has one.
     """
 
     def __init__(self, ledger: Ledger, isolated: CpuSet) -> None:
@@ -42,12 +37,11 @@ class SharedPool:
         self._managed = unreserved
         self._isolated = isolated if unreserved - isolated else CpuSet()
         self._aside: dict[ClaimUID, tuple[CpuSet, float]] = {}
-        self.offline = CpuSet()
 
     @property
     def cpus(self) -> CpuSet:
         """The pool as it must be; empty if claims hold all of it."""
-        return self._ledger.pool.available - self._isolated - self.offline
+        return self._ledger.pool.available - self._isolated
 
     @property
     def leaves_alone(self) -> bool:
