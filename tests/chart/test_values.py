@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Iterator
@@ -328,10 +327,16 @@ def test_a_path_too_long_for_a_socket_is_refused(helm: Helm, render: Render, val
     assert f"{named} has 108 bytes" in refusal
 
 
-def test_what_is_missing_is_named(helm: Helm) -> None:
-    values = copy.deepcopy(VALUES)
-    values["image"] = None
-    assert "missing property 'image'" in helm.refusal(values)
+@pytest.mark.parametrize("value", [value for value in VALUES if value not in SCHEMA["required"]])
+def test_a_default_can_be_taken_back(render: Render, tmp_path: Path, value: str) -> None:
+    rendered = render({value: None})
+    assert driver_config(rendered.config, tmp_path) == Config()
+    assert rendered.container["args"] == render().container["args"]
+
+
+@pytest.mark.parametrize("value", SCHEMA["required"])
+def test_what_cannot_be_missing_is_named(helm: Helm, value: str) -> None:
+    assert f"missing property '{value}'" in helm.refusal({value: None})
 
 
 def test_the_table_of_values_is_complete() -> None:
