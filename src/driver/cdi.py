@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from driver.errors import ClaimError
 from driver.files import BrokenFile, read_file, remove_files, remove_temporary_files, replace_file
-from driver.json_values import expect, quoted
+from driver.json_values import expect, member_lines, quoted
 from driver.names import (
     CDI_CLASS,
     CDI_KIND,
@@ -214,7 +214,7 @@ def encode_spec(
         "devices": [{"name": cdi_device_name(uid), "containerEdits": edits}],
     }
     # Not ASCII only: an escaped surrogate pair is no YAML, which is what the runtime reads these files as.
-    return json.dumps(spec, indent=2, ensure_ascii=False).encode() + b"\n"
+    return member_lines(spec, ensure_ascii=False)
 
 
 def _load_file(path: Path, loaded: LoadedSpecs) -> None:
@@ -273,7 +273,7 @@ def _take_out(path: Path, device_name: str) -> None:
         devices = expect(spec.get("devices"), list, "devices")
         left = [device for device in devices if not (isinstance(device, dict) and device.get("name") == device_name)]
         # Not ASCII only: an escaped surrogate pair is no YAML, which is what the runtime reads these files as.
-        content = json.dumps({**spec, "devices": left}, indent=2, ensure_ascii=False).encode() + b"\n"
+        content = member_lines({**spec, "devices": left}, ensure_ascii=False)
     except (ClaimError, FileNotFoundError, ValueError, RecursionError):
         # Somebody has changed it since it was loaded, to something that the runtime cannot read.
         return

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One record per prepared claim, as a file: the truth of who holds which CPUs while no driver runs.
 
-A record is ``<folder>/<uid>.json``, indented so that an administrator can read it. Reading trusts nothing: a file that
+A record is ``<folder>/<uid>.json``, in lines so that an administrator can read it. Reading trusts nothing: a file that
 is cut short, of another version or about another claim is put aside as ``<uid>.json.corrupt`` and reported, never
 deleted and never half believed.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from driver.errors import ClaimError
 from driver.files import BrokenFile, read_file, remove_files, remove_temporary_files, replace_file
-from driver.json_values import expect, quoted
+from driver.json_values import expect, member_lines, quoted
 from driver.ledger import PreparedDevice, Record
 from driver.names import ClaimUID, claim_uid
 from fastcpu import CpuSet
@@ -151,7 +151,7 @@ def encode_record(record: Record) -> bytes:
         "adopted": record.adopted,
         "preparedAt": record.prepared_at.isoformat(),
     }
-    return json.dumps(document, indent=2).encode() + b"\n"
+    return member_lines(document)
 
 
 def decode_record(content: bytes, uid: ClaimUID) -> Record:

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Typed reading of decoded JSON that somebody else wrote."""
+"""JSON: typed reading of what somebody else wrote, and writing that people can read too."""
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+import json
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from driver.errors import ClaimError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _T = TypeVar("_T", dict[str, object], list[object], str, int, bool)
 
@@ -53,3 +57,25 @@ def quoted(text: str) -> str:
     if len(text) > _SHOWN_CHARACTERS:
         return f"{text[:_SHOWN_CHARACTERS]!r}… ({len(text)} characters)"
     return repr(text)
+
+
+def member_lines(document: Mapping[str, object], *, ensure_ascii: bool = True) -> bytes:
+    """Write a JSON object with a line for each member.
+
+    Indenting it all the way down would have Python's own encoder do it, at ten times the cost of the one in C.
+
+    Parameters
+    ----------
+    document : mapping of str to object
+    ensure_ascii : bool
+        Whether other characters are escaped.
+
+    Returns
+    -------
+    bytes
+        UTF-8, with a newline at the end.
+    """
+    members = (
+        f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=ensure_ascii)}" for key, value in document.items()
+    )
+    return ("{\n" + ",\n".join(members) + "\n}\n").encode()

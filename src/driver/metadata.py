@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from driver.errors import ClaimError
 from driver.files import read_file, remove_temporary_files, replace_file
-from driver.json_values import expect, quoted
+from driver.json_values import expect, member_lines, quoted
 from driver.logs import fields
 from driver.names import DRIVER_NAME, ClaimUID
 
@@ -211,7 +211,7 @@ def _encode_spec(uid: ClaimUID, device_name: str, host_file: Path, container_pat
     device = {"name": device_name, "containerEdits": {"mounts": [mount]}}
     spec = {"cdiVersion": version, "kind": _CDI_KIND, "devices": [device]}
     # Not ASCII only: an escaped surrogate pair is no YAML, which is what the runtime reads these files as.
-    return json.dumps(spec, indent=2, ensure_ascii=False).encode() + b"\n"
+    return member_lines(spec, ensure_ascii=False)
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -17,6 +17,7 @@ from fastcpu.cpuset import MAX_CPUS
 
 __all__ = ["cpu_count", "parse_quantity"]
 
+_PLAIN = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _QUANTITY = re.compile(
     r"(?P<sign>[+-]?)(?P<whole>[0-9]*)(?:\.(?P<fraction>[0-9]*))?"
     r"(?:[eE](?P<exponent>[+-]?[0-9]+)|(?P<suffix>[numkMGTPE]|[KMGTPE]i))?",
@@ -124,6 +125,8 @@ def cpu_count(value: object) -> int:
     ValueError
         If it is no quantity, not whole, not positive, or more than any machine has.
     """
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and (count := int(value)) <= MAX_CPUS:
+        return count  # as nearly everybody writes it
     quantity = parse_quantity(value)
     if quantity.denominator != 1:
         raise ValueError(f"{_shown(value)} is not a whole number of CPUs; expected 1 or more")
