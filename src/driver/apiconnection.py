@@ -10,6 +10,7 @@ call shows to be outdated is read again.
 from __future__ import annotations
 
 import asyncio
+import asyncio.sslproto
 import importlib
 import importlib.util
 import json
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
 
 # Whoever asks for it later gets the class.
 vars(sys.modules["kubernetes.aio.client"]).pop("ApiClient", None)
+
+# Every TLS connection keeps a buffer of this size, 256 KiB by default. A TLS record has 16 KiB at most.
+asyncio.sslproto.SSLProtocol.max_size = 64 << 10
 
 _CREDENTIAL_PLUGIN_TIMEOUT: Final = 30.0
 _RELOAD_INTERVAL: Final = 10.0
