@@ -18,7 +18,7 @@ PODS = "/api/v1/namespaces/default/pods"
 NODES = "/api/v1/nodes"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
+EVENTS = "/api/v1/namespaces/default/events"
 
 _AGAIN_S = 1.0
 

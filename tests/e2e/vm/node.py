@@ -215,21 +215,31 @@ class Node:
         await self.api.create(api.PODS, body)
         return name
 
-    async def place(self, offer: Offer, cpus: CpuSet) -> tuple[str, str]:
-        """Do what an external scheduler does for a claim of one pod; return the names of the pod and the claim."""
-        name = self.name("claim")
-        body = allocated_claim(name, offer, str(cpus), len(cpus))
-        status = body.pop("status")
-        body["metadata"]["finalizers"] = ["resource.kubernetes.io/delete-protection"]
-        claim = await self.api.create(api.CLAIMS, body)
-        pod = await self.run([name], bound=False)
+    async def place(self, *places: tuple[Offer, CpuSet]) -> tuple[str, list[str]]:
+        """Do what an external scheduler does for a pod; return its name, and that of each container's claim.
+
+        Parameters
+        ----------
+        *places : tuple of Offer and CpuSet
+            The device and the CPUs for each container.
+        """
+        claims, statuses = [], []
+        for offer, cpus in places:
+            body = allocated_claim(self.name("claim"), offer, str(cpus), len(cpus))
+            statuses.append(body.pop("status"))
+            body["metadata"]["finalizers"] = ["resource.kubernetes.io/delete-protection"]
+            claims.append(await self.api.create(api.CLAIMS, body))
+        names = [claim["metadata"]["name"] for claim in claims]
+        pod = await self.run(*([name] for name in names), bound=False)
         uid = (await self.api.get(api.PODS, pod))["metadata"]["uid"]
-        claim["status"] = {**status, "reservedFor": [{"resource": "pods", "name": pod, "uid": uid}]}
-        await self.api.replace(f"{api.CLAIMS}/{name}/status", claim)
+        reserved_for = [{"resource": "pods", "name": pod, "uid": uid}]
+        for name, claim, status in zip(names, claims, statuses, strict=True):
+            claim["status"] = {**status, "reservedFor": reserved_for}
+            await self.api.replace(f"{api.CLAIMS}/{name}/status", claim)
         target = {"apiVersion": "v1", "kind": "Node", "name": NAME}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
         await self.api.create(f"{api.PODS}/{pod}/binding", binding)
-        return pod, name
+        return pod, names
 
     async def running(self, *pods: str) -> dict[str, list[str]]:
         """Wait until all containers of pods run, and return the ids of each pod's."""
@@ -286,9 +296,15 @@ class Node:
             )
         return found
 
-    async def until_seen(self, container: str, cpus: CpuSet, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until the kernel lets a container run on these CPUs, and on no others."""
-        await self.vm.call("wait_allowed", container=container, cpus=str(cpus), timeout_s=timeout_s)
+    async def seen_allowed(self, containers: Collection[str]) -> dict[str, CpuSet]:
+        """Return the CPUs on which the kernel lets some containers run, by their ids."""
+        seen = await self.seen()
+        return {container: seen[container].allowed for container in containers}
+
+    async def until_seen(self, *containers: str, cpus: CpuSet) -> None:
+        """Wait until the kernel lets containers run on these CPUs, and on no others."""
+        for container in containers:
+            await self.vm.call("wait_allowed", container=container, cpus=str(cpus), timeout_s=PATIENCE_S)
 
 
 def request(name: str, cpus: int, *expressions: str) -> JsonObject:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does in the guest what the tests outside ask for, over one connection that it opens itself once the guest is up.
 
-Each line of the connection is a JSON object: a request ``{"id", "call", "arguments"}`` names a function of `observe` or
-`processes`; its answer is ``{"id", "result"}`` or ``{"id", "error"}``. Requests are worked on side by side. The end of
-the connection is the end of the guest.
+Each line of the connection is a JSON object: a request ``{"id", "call", "arguments"}`` names a function of `observe`,
+`processes` or `watch`; its answer is ``{"id", "result"}`` or ``{"id", "error"}``. Requests are worked on side by side.
+The end of the connection is the end of the guest.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import observe
 import processes
+import watch
 
-_FUNCTIONS = {**vars(observe), **vars(processes)}
+_FUNCTIONS = {**vars(observe), **vars(processes), **vars(watch)}
 
 
 def main(address: str) -> None:
