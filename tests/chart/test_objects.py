@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from chart.conftest import CHART, Helm, Render, Rendered
-from driver.cdi import CdiDirectory
 from driver.commandline import parse_command_line
 from driver.config import Config
 from driver.kubeletstate import has_static_cpu_manager
@@ -207,16 +206,15 @@ def mounts(rendered: Rendered) -> dict[str, tuple[str, str, bool]]:
 
 def test_every_path_the_driver_uses_is_there_under_the_same_name(rendered: Rendered) -> None:
     config = driver_config(rendered)
-    hook = CdiDirectory(config.cdi_dir, None)
     written = [
         config.dra_socket,
         config.registration_socket,
         config.plugin_dir / "claims",
         config.plugin_dir / "instance.lock",
         config.plugin_dir / START_GUARD,
+        config.plugin_dir / "dra-device-metadata",
         config.cdi_dir / "dra.k8s.io-cpu_claim-x.json",
     ]
-    assert hook is not None
     seen = mounts(rendered)
     for path in written:
         [place] = [place for place in seen if PurePath(place) in path.parents]
