@@ -172,6 +172,13 @@ async def test_it_is_put_in_place_and_tried(guard, plugin_dir, health, registry)
     assert stat.S_IMODE((plugin_dir / "start-guard").stat().st_mode) == 0o755
 
 
+async def test_it_is_tried_on_the_largest_machine_too(guard, health, monkeypatch):
+    everywhere = set(range(8192))
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: everywhere)
+    await guard.put_in_place()
+    assert health.ready
+
+
 async def test_the_same_program_is_not_put_in_place_again(guard, plugin_dir, health):
     await guard.put_in_place()
     inode = (plugin_dir / "start-guard").stat().st_ino
