@@ -28,6 +28,8 @@ from driver.sandbox.amounts import respelled
         ("2048Ki", "2Mi"),
         ("1000Ki", "1000Ki"),
         ("0.5Ki", "512"),
+        ("156.250Ki", "160000"),
+        ("160000", "160k"),
         ("1.5", "1500m"),
         ("1.5Gi", "1536Mi"),
         ("-500m", "-500m"),
@@ -50,6 +52,10 @@ def test_spelling(spelled, answered):
 def test_spelling_keeps_the_value_and_is_final(number, suffix):
     answered = respelled(f"{number}{suffix}")
     assert parse_quantity(answered) == parse_quantity(f"{number}{suffix}")
+    if suffix.endswith("i"):
+        # What is no multiple of 1,024 loses its suffix, and is decimal from then on.
+        answered = respelled(answered)
+        assert parse_quantity(answered) == parse_quantity(f"{number}{suffix}")
     assert respelled(answered) == answered
 
 
