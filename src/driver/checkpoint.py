@@ -16,8 +16,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from driver.batches import Batches
 from driver.errors import ClaimError
-from driver.files import BrokenFile, read_file, remove_files, remove_temporary_files, replace_file
+from driver.files import (
+    BrokenFile,
+    read_file,
+    remove_groups_of_files,
+    remove_temporary_files,
+    replace_files_durably,
+)
 from driver.json_values import expect, member_lines, quoted
 from driver.ledger import PreparedDevice, Record
 from driver.names import ClaimUID, claim_uid
@@ -26,7 +33,7 @@ from fastcpu.cpuset import MAX_CPUS
 from fastcpu.errors import CpuListError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 RECORD_VERSION: Final = 1
@@ -67,6 +74,8 @@ class RecordStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._writes = Batches(self._write_all)
+        self._removals = Batches(self._remove_all)
 
     async def write(self, record: Record) -> bool:
         """Put a record on the disk, durably.
@@ -80,7 +89,7 @@ class RecordStore:
         ------
         OSError
         """
-        return await asyncio.to_thread(self._write, record)
+        return await self._writes.do(record)
 
     async def remove(self, uid: ClaimUID) -> None:
         """Remove a claim's record durably, if there is one, and what was put aside of it.
@@ -89,7 +98,7 @@ class RecordStore:
         ------
         OSError
         """
-        await asyncio.to_thread(self._remove, uid)
+        await self._removals.do(uid)
 
     async def load(self) -> LoadedRecords:
         """Read all records, putting the unusable ones aside and clearing away what a crash has left.
@@ -101,12 +110,12 @@ class RecordStore:
         """
         return await asyncio.to_thread(self._load)
 
-    def _write(self, record: Record) -> bool:
-        path = self._folder / _name(record.uid)
-        return replace_file(path, encode_record(record), mode=_FILE_MODE, folder_mode=_FOLDER_MODE, durable=True)
+    def _write_all(self, records: Sequence[Record]) -> list[bool | Exception]:
+        contents = [(_name(record.uid), encode_record(record)) for record in records]
+        return replace_files_durably(self._folder, contents, mode=_FILE_MODE, folder_mode=_FOLDER_MODE)
 
-    def _remove(self, uid: ClaimUID) -> None:
-        remove_files(self._folder, _name(uid), _name(uid) + _CORRUPT_SUFFIX)
+    def _remove_all(self, uids: Sequence[ClaimUID]) -> list[bool | Exception]:
+        return remove_groups_of_files(self._folder, [(_name(uid), _name(uid) + _CORRUPT_SUFFIX) for uid in uids])
 
     def _load(self) -> LoadedRecords:
         self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)

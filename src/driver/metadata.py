@@ -18,6 +18,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from driver.batches import Batches, each
 from driver.errors import ClaimError
 from driver.files import read_file, remove_temporary_files, replace_file
 from driver.json_values import expect, member_lines, quoted
@@ -61,6 +62,8 @@ class MetadataStore:
     def __init__(self, folder: Path, cdi_folder: Path) -> None:
         self._folder = folder
         self._cdi_folder = cdi_folder
+        self._writes = Batches(each(self._write))
+        self._removals = Batches(each(self._remove))
 
     async def write(self, record: Record, attributes: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
         """Write the metadata of a claim; what is there already and right stays as it is.
@@ -80,7 +83,7 @@ class MetadataStore:
             could not be written; the log says why.
         """
         try:
-            return await asyncio.to_thread(self._write, record, attributes)
+            return await self._writes.do((record, attributes))
         except (ClaimError, OSError, ValueError) as error:
             _log.warning("the claim gets no device metadata", extra=fields(uid=record.uid, reason=error))
             return {}
@@ -96,7 +99,7 @@ class MetadataStore:
             Where its files would be; another claim's are left alone.
         """
         try:
-            await asyncio.to_thread(self._remove, uid, namespace, name)
+            await self._removals.do((uid, namespace, name))
         except (ClaimError, OSError, ValueError) as error:
             _log.warning("device metadata of a claim is left behind", extra=fields(uid=uid, reason=error))
 
@@ -113,7 +116,8 @@ class MetadataStore:
         except OSError as error:
             _log.warning("old device metadata is left behind", extra=fields(reason=error))
 
-    def _write(self, record: Record, attributes: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
+    def _write(self, claim: tuple[Record, Mapping[str, Mapping[str, object]]]) -> dict[str, str]:
+        record, attributes = claim
         by_request: dict[str, list[PreparedDevice]] = {}
         for device in record.devices:
             by_request.setdefault(device.base_request, []).append(device)
@@ -130,7 +134,8 @@ class MetadataStore:
             cdi_ids[request] = f"{_CDI_KIND}={device_name}"
         return cdi_ids
 
-    def _remove(self, uid: ClaimUID, namespace: str, name: str) -> None:
+    def _remove(self, claim: tuple[ClaimUID, str, str]) -> None:
+        uid, namespace, name = claim
         claim_folder = self._claim_folder(namespace, name)
         requests = list(_entries(claim_folder))
         if requests:

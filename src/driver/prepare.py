@@ -6,7 +6,7 @@ that on the disk and into force (`driver.claimfiles`) before it answers. The kub
 what may pass by itself is waited for.
 
 The work on one claim is done one after the other, also when a call is cancelled in the middle of it. Different claims
-never wait for each other, except for CPUs that one holds and another wants.
+hardly wait for each other, except for CPUs that one holds and another wants.
 """
 
 from __future__ import annotations

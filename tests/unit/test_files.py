@@ -213,3 +213,56 @@ def test_only_our_own_temporary_files_are_swept(tmp_path):
     remove_temporary_files(tmp_path, lambda name: name == "a.json")
     assert names(tmp_path) == sorted([*left, ".a.json.11111111.tmp"])
     remove_temporary_files(tmp_path / "missing", lambda name: True)
+
+
+def test_several_files_are_replaced_and_their_folder_is_synced_once(tmp_path, monkeypatch):
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: (synced.append(os.readlink(f"/proc/self/fd/{descriptor}")), real(descriptor))
+    )
+    folder = tmp_path / "new"
+    contents = [(f"{number}.json", NEW) for number in range(20)]
+    assert files.replace_files_durably(folder, contents, mode=0o640, folder_mode=0o750) == [True] * 20
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == dict(contents)
+    assert synced[-1] == str(folder)
+    assert synced.count(str(folder)) == 1
+    assert len(synced) == 21
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o750
+    assert stat.S_IMODE((folder / "7.json").stat().st_mode) == 0o640
+    # Nothing is new: only an earlier attempt's rename may still have to be synced.
+    synced.clear()
+    assert files.replace_files_durably(folder, contents, mode=0o640, folder_mode=0o750) == [False] * 20
+    assert synced == [str(folder)]
+
+
+def test_of_several_files_each_fails_for_itself(tmp_path):
+    (tmp_path / "b").mkdir()
+    contents = [("a", NEW), ("b", NEW), ("c/d", NEW), ("e", NEW)]
+    (tmp_path / "c").write_text("no folder")
+    a, b, c, e = files.replace_files_durably(tmp_path, contents, mode=0o600, folder_mode=0o700)
+    assert (a, e) == (True, True)
+    assert isinstance(b, IsADirectoryError)
+    assert isinstance(c, OSError)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "e"]
+
+
+def test_a_folder_that_cannot_be_synced_fails_all(tmp_path, monkeypatch):
+    def fail(folder):
+        raise OSError("no disk")
+
+    monkeypatch.setattr(files, "_sync_folder", fail)
+    outcomes = files.replace_files_durably(tmp_path, [("a", NEW), ("b", NEW)], mode=0o600, folder_mode=0o700)
+    assert [str(outcome) for outcome in outcomes] == ["no disk"] * 2
+    outcomes = files.remove_groups_of_files(tmp_path, [("a",), ("b", "c")])
+    assert [str(outcome) for outcome in outcomes] == ["no disk"] * 2
+
+
+def test_of_several_removals_each_fails_for_itself(tmp_path):
+    (tmp_path / "a").touch()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "d").touch()
+    a, b, c, d = files.remove_groups_of_files(tmp_path, [("a", "x"), ("b",), ("c",), ("d",)])
+    assert (a, c, d) == (True, False, True)
+    assert isinstance(b, OSError)
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
