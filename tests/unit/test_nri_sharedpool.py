@@ -154,6 +154,7 @@ class SentPush:
 
     updates: list[tuple[str, str]]
     answer: asyncio.Future[None]
+    timeout_s: float = 0.0
     applied: bool = False
     failed: bool = False
 
@@ -261,7 +262,7 @@ class Model:
         assert sent
         assert all(text for _, text in sent), "an empty cpuset means no change"
         self.pushed += 1
-        push = SentPush(sent, self.loop.create_future())
+        push = SentPush(sent, self.loop.create_future(), timeout_s=timeout_s)
         self.pushes.append(push)
         await push.answer
 
@@ -461,6 +462,21 @@ def test_a_prepare_ends_when_the_push_was_answered_and_not_before(model):
     model.answer_push(push)
     assert work.task.done()
     assert "a" in model.claims
+
+
+@pytest.mark.parametrize(("told_s", "alone_s"), [(0.5, 2.0), (2.0, 2.0), (10.0, 10.0)])
+def test_a_runtime_that_was_told_to_be_patient_is_waited_for(model, told_s, alone_s):
+    model.plugin.connected("containerd", "v2.4.2", "v0.12.3", told_s)
+    model.plugin.synchronized()
+    run_container(model, "p")
+    model.prepare(make_claim("a", "2"))
+    (push,) = model.pushes
+    assert push.timeout_s == alone_s
+    model.answer_push(push)
+    run_container(model, "q")
+    model.prepare(make_claim("b", "3"))
+    (push,) = model.pushes
+    assert (len(push.updates), push.timeout_s) == (2, 2 * alone_s)
 
 
 @pytest.mark.parametrize("window", ["creating", "starting", "updating"])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMED: Final = 3
 _GROW_DELAY_S: Final = 0.2
+_REQUEST_TIMEOUT_S: Final = 2.0  # what runtimes have unless they are told otherwise
 
 
 class Enforcement:
@@ -49,6 +50,8 @@ class Enforcement:
         The containers that live, as the runtime last said.
     needed : dict of ClaimUID to CpuSet
         The CPUs that somebody waits for.
+    request_timeout_s : float
+        How long the runtime waits for an answer, in seconds.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Enforcement:
         self._unknown = "not connected to it yet"
         self._closing = False
         self._grow_at = 0.0
+        self.request_timeout_s = _REQUEST_TIMEOUT_S
         self.pool = pool
         self.reservations = reservations
         self.containers = Containers()

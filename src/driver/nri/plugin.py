@@ -89,6 +89,7 @@ class RuntimePlugin:
         cdi_devices = _tells_cdi_devices(runtime_name, runtime_version)
         self._marks = Marks(cdi_devices=cdi_devices, guard=self._start_guard)
         self._look_s = min(_LONGEST_LOOK_S, request_timeout_s / 2)
+        self._enforcement.request_timeout_s = request_timeout_s
         if not self._marks.any:
             _log.warning(
                 "nothing but the environment shows that a container was given a claim: this runtime does not tell its "

@@ -33,7 +33,6 @@ _log = logging.getLogger(__name__)
 
 _TOGETHER: Final = 8
 # Before it gives up on one container the runtime does nothing else, so no longer than it must be on a busy node.
-_TOGETHER_S: Final = 4.0
 _ALONE_S: Final = 2.0
 _FIRST_RETRY_S: Final = 0.5
 # One that is about to end fails too, and is not there any more at the next try.
@@ -155,7 +154,9 @@ class Pushes:
         events = [container.events for container, _ in batch]
         texts: dict[CpuSet, str] = {}
         updates = [update(container.id, texts.setdefault(cpus, str(cpus))) for container, cpus in batch]
-        timeout_s = _ALONE_S if len(batch) == 1 else _TOGETHER_S
+        # On a slow node a runtime is told to be patient, and takes as long itself.
+        alone_s = max(_ALONE_S, self._enforcement.request_timeout_s)
+        timeout_s = alone_s if len(batch) == 1 else 2 * alone_s
         for container, cpus in batch:
             container.pushing(cpus)
         try:
