@@ -28,7 +28,7 @@ NAME = "vm"
 # One core keeps free of what nobody has pinned, by the command line of the kernel.
 ISOLATED = CpuSet.parse("2-3")
 # Emulation makes everything ten to twenty times as slow, and two CPUs of the host do the work of sixteen.
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 
 # A thread of a Go program that looks for work costs the host as much as one that does some.
 _FEW_THREADS = {"GOMAXPROCS": "2"}
