@@ -29,6 +29,8 @@ _PLACES = {
 _DRIVER = "opt/dracpu"
 # What is made from the sources, beside them.
 _DERIVED = (".pyc", ".so")
+# What a compiler reads, or tells it what to do.
+_COMPILED = (".pyx", ".pxd", ".c", ".h", ".txt", ".toml")
 
 # Where Python finds the driver in the guest.
 PYTHONPATH = f"/{_DRIVER}:/{DEPENDENCIES}"
@@ -51,8 +53,9 @@ def _executable(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def _driver() -> Path:
     """Build the driver from this work tree, and return the folder to import it from."""
-    files = sorted(path for path in (PROJECT / "src").rglob("*") if path.is_file() and path.suffix not in _DERIVED)
-    files += [PROJECT / name for name in ("CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE")]
+    files = [path for path in (PROJECT / "src").rglob("*") if path.is_file() and path.suffix not in _DERIVED]
+    files += [PROJECT / name for name in ("CMakeLists.txt", "pyproject.toml")]
+    native = [path for path in files if path.suffix in _COMPILED]
     python = [path for path in files if path.suffix == ".py"]
 
     def compile_native(folder: Path) -> None:
@@ -68,8 +71,8 @@ def _driver() -> Path:
 
     def make(folder: Path) -> None:
         # Most changes are to Python files alone, which need no compiler.
-        native = programs.kept(compile_native, sys.version.encode(), *_contents(set(files) - set(python)))
-        shutil.copytree(native, folder, dirs_exist_ok=True)
+        compiled = programs.kept(compile_native, sys.version.encode(), *_contents(native))
+        shutil.copytree(compiled, folder, dirs_exist_ok=True)
         for path in python:
             target = folder / path.relative_to(PROJECT / "src")
             target.parent.mkdir(parents=True, exist_ok=True)
