@@ -55,6 +55,8 @@ async def run(command: Sequence[str]) -> int:
         try:
             return await process.wait()
         finally:
+            if process.returncode is None:
+                process.terminate()
             say("taking the cluster down")
 
 

@@ -54,10 +54,13 @@ async def undeployed(shared_cluster: Cluster) -> Cluster:
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
-async def device_class(undeployed: Cluster) -> None:
+async def device_class(undeployed: Cluster) -> AsyncIterator[None]:
     """The chart's DeviceClass, for drivers that are not deployed by it."""
     text = await undeployed.helm("template", RELEASE, str(CHART), "--show-only=templates/deviceclass.yaml")
     await undeployed.apply(text)
+    yield
+    # Helm takes over nothing that it did not make.
+    await undeployed.kubectl("delete", "--filename=-", input=text)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
