@@ -142,7 +142,7 @@ def _draw_panel(axis: Axes, rows: list[Row], handles: dict[str, object]) -> None
     axis.set_yscale("log")
     axis.set_xticks(sizes, [f"{n:,}" for n in sizes])
     axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axis.tick_params(labelleft=True)
     axis.set_xlabel("CPUs of the machine")
     axis.set_ylabel("microseconds")

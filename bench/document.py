@@ -30,7 +30,7 @@ _HOW = """\
   *hwloc in C* is the same functions in a loop of C. Both write into a bitmap that is there already, where fastcpu makes
   a new object.
 - *Go cpuset* is `k8s.io/utils/cpuset`, which the kubelet and dra-driver-cpu use, in a loop of Go; Go's garbage
-  collector runs as it does there. It has no function for disjointness: there it is an empty intersection.
+  collector runs as it does there. It cannot ask whether two sets are disjoint: there it is an empty intersection.
 - *Python set*, *int* and *NumPy bool* are written as one would by hand (`bench/rivals.py`). *pyroaring* is CRoaring's
   bitmaps, with the same Python around them to read and write lists.
 - *other* names its rival: placement written in Python, the Kubernetes client's models, `json` and `rename`, protobuf

@@ -8,6 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _OURS = ("fastcpu", "dracpu")
+_CHAPTERS = (
+    "CPU-set algebra",
+    "Parsing",
+    "Formatting",
+    "Check of a choice",
+    "Placement",
+    "Devices",
+    "Claims",
+    "Files",
+    "NRI handlers, request to answer",
+    "Container start",
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,7 +39,7 @@ def read_benchmarks(document: Mapping[str, Any]) -> list[Row]:
     Returns
     -------
     list of Row
-        In the order of chapters and jobs, and by size; only of jobs that a rival has done too.
+        By chapter, job and size; only of jobs that a rival has done too.
     """
     found: dict[tuple[str, str, int | None], Row] = {}
     for benchmark in document["benchmarks"]:
@@ -41,7 +53,7 @@ def read_benchmarks(document: Mapping[str, Any]) -> list[Row]:
         else:
             row.rivals[place["contender"]] = median
     rows = [row for row in found.values() if row.ours_s and row.rivals]
-    chapters = list(dict.fromkeys(row.chapter for row in rows))
+    chapters = list(dict.fromkeys([*_CHAPTERS, *(row.chapter for row in rows)]))
     jobs = list(dict.fromkeys((row.chapter, row.job) for row in rows))
     return sorted(rows, key=lambda row: (chapters.index(row.chapter), jobs.index((row.chapter, row.job)), row.n or 0))
 

@@ -88,45 +88,45 @@ func prepare(t *task) (func(calls int), func() any) {
 	for _, group := range t.Groups {
 		p.groups = append(p.groups, parsed(group))
 	}
-	ofSet := func() any { return set.String() }
-	ofBool := func() any { return yes }
+	resultSet := func() any { return set.String() }
+	resultBool := func() any { return yes }
 	switch t.Job {
 	case "union":
 		return func(n int) {
 			for range n {
 				set = a.Union(b)
 			}
-		}, ofSet
+		}, resultSet
 	case "intersection":
 		return func(n int) {
 			for range n {
 				set = a.Intersection(b)
 			}
-		}, ofSet
+		}, resultSet
 	case "difference":
 		return func(n int) {
 			for range n {
 				set = a.Difference(b)
 			}
-		}, ofSet
+		}, resultSet
 	case "is subset":
 		return func(n int) {
 			for range n {
 				yes = a.IsSubsetOf(b)
 			}
-		}, ofBool
+		}, resultBool
 	case "is disjoint":
 		return func(n int) {
 			for range n {
 				yes = disjoint(a, b)
 			}
-		}, ofBool
+		}, resultBool
 	case "equal":
 		return func(n int) {
 			for range n {
 				yes = a.Equals(b)
 			}
-		}, ofBool
+		}, resultBool
 	case "count":
 		return func(n int) {
 			for range n {
@@ -138,7 +138,7 @@ func prepare(t *task) (func(calls int), func() any) {
 			for range n {
 				yes = a.Contains(t.CPU)
 			}
-		}, ofBool
+		}, resultBool
 	case "list":
 		return func(n int) {
 			for range n {
@@ -150,13 +150,13 @@ func prepare(t *task) (func(calls int), func() any) {
 			for range n {
 				set = cpuset.New(t.Numbers...)
 			}
-		}, ofSet
+		}, resultSet
 	case "parse":
 		return func(n int) {
 			for range n {
 				set, failed = cpuset.Parse(t.Text)
 			}
-		}, ofSet
+		}, resultSet
 	case "format":
 		return func(n int) {
 			for range n {
@@ -168,7 +168,7 @@ func prepare(t *task) (func(calls int), func() any) {
 			for range n {
 				set, failed = p.check(t.Text, t.Demands)
 			}
-		}, ofSet
+		}, resultSet
 	}
 	log.Fatalf("there is no job %q", t.Job)
 	return nil, nil
