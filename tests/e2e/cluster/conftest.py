@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import AsyncIterator, Generator
 from pathlib import Path
@@ -15,6 +16,13 @@ from e2e.cluster.cluster import CHART, NAMESPACE, RELEASE, Cluster
 _HERE = Path(__file__).parent
 _FAILED = pytest.StashKey[bool]()
 _SHOWN_LOG_LINES = 200
+
+
+def pytest_sessionstart() -> None:
+    if shutil.which("mmdebstrap") is None:
+        raise pytest.UsageError(
+            "the driver's image cannot be made here; missing:\n  mmdebstrap: apt-get install mmdebstrap"
+        )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

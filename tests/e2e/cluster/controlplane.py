@@ -234,7 +234,7 @@ class ControlPlane:
 
     def _controller(self, name: str, serves: Callable[[], Awaitable[bool]], *arguments: str) -> Program:
         user = self.kubeconfig(f"system:{name}", [])
-        command = (
+        command: tuple[str | Path, ...] = (
             self.programs / name,
             f"--kubeconfig={user}",
             "--leader-elect=false",

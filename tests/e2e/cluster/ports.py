@@ -13,7 +13,7 @@ _FIRST, _LAST = 16_384, 32_000
 def free_ports(count: int) -> list[int]:
     """Return different ports of 127.0.0.1 on which nothing listens."""
     candidates = random.sample(range(_FIRST, _LAST), _LAST - _FIRST)
-    found = []
+    found: list[int] = []
     while len(found) < count:
         port = candidates.pop()
         if is_free("127.0.0.1", port):
