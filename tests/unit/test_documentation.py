@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 import ast
+import copy
+import json
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
 from driver import attributes, health, introspect, settings
+from driver.claims import decode_claim
 from driver.cli import main
 from driver.commandline import parse_command_line
 from driver.config import Config
@@ -23,6 +28,7 @@ from driver.errors import ConfigError
 from driver.flags import HelpRequest, fold
 from driver.individual import build_individual_devices
 from driver.metrics import Metrics
+from driver.names import ClaimUID
 from driver.parameters import parse_parameters
 from driver.sandbox.apistatus import FieldErrors
 from driver.sandbox.claimrules import ClaimRules
@@ -275,26 +281,86 @@ SNIPPETS = [
 ]
 
 
+CHART = ROOT / "deploy/helm/dracpu"
+EXAMPLES = sorted((DOCS / "examples").glob("*.yaml"))
+
+
+def example(name: str, kind: str) -> dict[str, Any]:
+    """Return the one object of a kind that an example has."""
+    documents = yaml.safe_load_all((DOCS / "examples" / name).read_text())
+    [found] = [document for document in documents if document["kind"] == kind]
+    assert isinstance(found, dict)
+    return found
+
+
+def check_values(given: dict[str, Any]) -> None:
+    """Hold values to the chart's schema, which looks at them together with the defaults."""
+
+    def merge(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+        both = {key: merge(values[key], over[key]) for key in over if isinstance(values.get(key), dict)}
+        return {**values, **over, **both}
+
+    values = merge(yaml.safe_load((CHART / "values.yaml").read_text()), given)
+    jsonschema.validate(values, json.loads((CHART / "values.schema.json").read_text()))
+
+
+def check_claim(claim: dict[str, Any]) -> None:
+    """Hold a claim to what the API server and the driver want of one."""
+    for entry in claim["spec"]["devices"].get("config", []):
+        parse_parameters(entry["opaque"]["parameters"])
+    errors = FieldErrors()
+    rules = ClaimRules()
+    rules.prepare(claim, None, "")
+    rules.check(claim, None, "", errors)
+    assert errors.causes == []
+
+
+def check_allocation(status: dict[str, Any]) -> None:
+    """Hold the status of the example's claim to what the API server and the driver want of one."""
+    old = example("scheduled-outside.yaml", "ResourceClaim")
+    old["metadata"] = {"namespace": "default", "uid": "5c8756a2-98de-4acf-8639-46fd8cdf914c", **old["metadata"]}
+    rules = ClaimRules()
+    rules.prepare(old, None, "")
+    new = {**copy.deepcopy(old), "status": json.loads(json.dumps(status, default=str))}
+    errors = FieldErrors()
+    rules.check(new, old, "status", errors)
+    assert errors.causes == []
+    claim = decode_claim(new, ClaimUID(old["metadata"]["uid"]))
+    assert [result.request for result in claim.results] == ["cpus"]
+    assert {pod["name"] for pod in status["reservedFor"]} == {
+        example("scheduled-outside.yaml", "Pod")["metadata"]["name"]
+    }
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_the_claims_of_the_examples_are_valid(path: Path) -> None:
+    for document in yaml.safe_load_all(path.read_text()):
+        if document["kind"] == "ResourceClaim":
+            check_claim(document)
+
+
 @pytest.mark.parametrize("block", SNIPPETS)
 def test_every_snippet_is_what_it_is_taken_for(block: str, tmp_path: Path) -> None:
     document = yaml.safe_load(block)
-    if "# config.yaml" in block:
+    if "# values.yaml" in block:
+        check_values(document)
+    elif "# allocation.json" in block:
+        check_allocation(document["status"])
+    elif "# config.yaml" in block:
         (tmp_path / "config.yaml").write_text(block)
         config = settings.load({"config": str(tmp_path / "config.yaml")})
         assert config.describe() != Config().describe()
     elif document.get("kind") == "ResourceClaim":
-        for entry in document["spec"]["devices"].get("config", []):
-            parse_parameters(entry["opaque"]["parameters"])
-        errors = FieldErrors()
-        rules = ClaimRules()
-        rules.prepare(document, None, "")
-        rules.check(document, None, "", errors)
-        assert errors.causes == []
+        check_claim(document)
     elif document.get("kind") == "DeviceClass":
         for entry in document["spec"]["config"]:
             parse_parameters(entry["opaque"]["parameters"])
     elif "cpuConfig" in document:
         parse_parameters(document)
+    elif document.get("kind") == "KubeletConfiguration":
+        assert document["cpuManagerPolicy"] == "none"
+    elif document.get("kind") == "Binding":
+        assert document["metadata"]["name"] == example("scheduled-outside.yaml", "Pod")["metadata"]["name"]
     elif list(document) == ["metadata"]:
         assert all(isinstance(value, str) for value in document["metadata"]["annotations"].values())
     else:
@@ -318,6 +384,38 @@ def test_commands_are_understood(text: str, tmp_path: Path, monkeypatch: pytest.
     for command in re.findall(r"(?:^\$ |`)dracpu( [a-z-][^`\n]*)?[`\n]", text, re.MULTILINE):
         if "--help" not in command:
             parse_command_line(shlex.split(command))
+
+
+def shown_commands(text: str) -> list[str]:
+    """Return all commands that a page shows with a prompt."""
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    return [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_commands_name_is_there(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for target in re.findall(r"`make ([a-z0-9-]+)`", TEXTS[page]):
+        assert target in targets
+    for path in re.findall(r"`((?:src|tests|deploy|docs)/[\w./-]+)`", TEXTS[page]):
+        assert (ROOT / path).exists(), path
+    for command in shown_commands(TEXTS[page]):
+        for word in shlex.split(command):
+            if re.match(r"(deploy|docs|tests)/", word):
+                assert (ROOT / word).exists(), command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_values_in_commands_are_those_of_the_chart(page: Path) -> None:
+    for command in shown_commands(TEXTS[page]):
+        words = shlex.split(command)
+        for flag, setting in pairwise(words):
+            if flag == "--set" and "|| true" not in command:
+                key, _, text = setting.partition("=")
+                value: Any = yaml.safe_load(text) if text in ("true", "false") else text
+                for part in reversed(key.split(".")):
+                    value = {part: value}
+                check_values(value)
 
 
 # Links.
