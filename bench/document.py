@@ -64,7 +64,7 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
     yield "## All figures\n"
     rivals = contenders.NAMES[1:]
     names = [name for name in rivals if any(name in row.rivals for row in rows)]
-    yield f"| | size | ours | {' | '.join(names)} | other |"
+    yield f"| {' | '.join(['', 'size', 'ours', *names, 'other'])} |"
     yield f"|---|--:|--:|{'--:|' * len(names)}---|"
     chapter = ""
     for row in rows:
@@ -82,7 +82,7 @@ def _line(row: Row, names: Sequence[str]) -> str:
     cells = [_cell(row, row.rivals[name]) if name in row.rivals else "" for name in names]
     others = "; ".join(f"{name} {_cell(row, s)}" for name, s in row.rivals.items() if name not in names)
     size = "" if row.n is None else f"{row.n:,}"
-    return f"| {row.job} | {size} | {duration(row.ours_s)} | {' | '.join(cells)} | {others} |"
+    return f"| {' | '.join([row.job, size, duration(row.ours_s), *cells, others])} |"
 
 
 def _cell(row: Row, seconds: float) -> str:
