@@ -143,8 +143,9 @@ class KubeletPlugin:
                 await self._guard
             self._guard = None
         self._devices.close()
-        await self._registration.close(grace_s)
+        # In this order: once the registration socket is gone the kubelet hangs up, whatever is still being answered.
         await self._dra.close(grace_s)
+        await self._registration.close(grace_s)
 
     async def _keep_open(self) -> None:
         """Open a socket again whose file is gone: nobody could connect to it any more."""
