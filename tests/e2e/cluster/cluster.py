@@ -29,6 +29,8 @@ NAMESPACE = "kube-system"
 # The kubelet repeats what has failed after a minute or more.
 PATIENCE_S = 150.0
 
+_SHOWN_LOG_LINES = 30
+
 _ROOT = Path(__file__).parents[3]
 CHART = _ROOT / "deploy" / "helm" / "dracpu"
 _MAKE_IMAGE = _ROOT / "deploy" / "image"
@@ -188,7 +190,16 @@ class Cluster:
 
     async def wait_driver_ready(self) -> None:
         """Wait until the driver that is a process of the tests says that it is ready."""
-        await self.until(lambda: is_ready(self.driver_url), "the driver is ready")
+
+        async def is_ready_or_ended() -> bool:
+            return self.driver.returncode is not None or await is_ready(self.driver_url)
+
+        try:
+            await self.until(is_ready_or_ended, "the driver is ready")
+            assert self.driver.returncode is None, f"the driver ended with status {self.driver.returncode}"
+        except AssertionError as error:
+            tail = "\n".join(self.driver.log.splitlines()[-_SHOWN_LOG_LINES:])
+            raise AssertionError(f"{error}\n{tail}") from None
 
     # Pods and claims
 
