@@ -242,7 +242,10 @@ class Node:
         return pod, names
 
     async def running(self, *pods: str) -> dict[str, list[str]]:
-        """Wait until all containers of pods run, and return the ids of each pod's."""
+        """Wait until all containers of pods run, and return the ids of each pod's.
+
+        Pods that start side by side slow each other down in here, until the kubelet loses patience.
+        """
 
         def ids(items: list[JsonObject]) -> dict[str, list[str]]:
             found = {item["metadata"]["name"]: _running(item) for item in items if item["metadata"]["name"] in pods}

@@ -19,9 +19,12 @@ NUMA_NODES = [CpuSet.parse(cpus) for cpus in ("0-3", "4-7", "8-11", "12-15")]
 async def test_twelve_claims(node, group_by):
     await node.use_driver(**settings("cpumanager", group_by))
     sharing = await node.run([], [])
+    ids = await node.running(sharing)
     claims = [await node.claim(request("cpus", size)) for size in SIZES]
-    pods = [await node.run(claims[at : at + 1], claims[at + 1 : at + 2]) for at in range(0, len(claims), 2)]
-    ids = await node.running(sharing, *pods)
+    pods = []
+    for at in range(0, len(claims), 2):
+        pods.append(await node.run(claims[at : at + 1], claims[at + 1 : at + 2]))
+        ids |= await node.running(pods[-1])
     of_claims = zip([container for pod in pods for container in ids[pod]], claims, strict=True)
     granted = {container: await node.granted(claim) for container, claim in of_claims}
     assert [len(cpus) for cpus in granted.values()] == list(SIZES)

@@ -26,6 +26,7 @@ def group_by(request):
 async def test_twelve_claims(node, group_by):
     await node.use_driver(**settings("external", group_by))
     sharing = await node.run([], [])
+    ids = await node.running(sharing)
     offers = (await node.offers()).values()
     choices = [CpuSet.parse(cpus) for cpus in CHOICES[group_by]]
     places = [(next(offer for offer in offers if offer.cpus >= cpus), cpus) for cpus in choices]
@@ -34,11 +35,12 @@ async def test_twelve_claims(node, group_by):
         pod, names = await node.place(*places[at : at + 2])
         pods.append(pod)
         claims += names
+        ids |= await node.running(pod)
     for at in range(6, 12, 2):
         names = [await named_by_its_claim(node, *place) for place in places[at : at + 2]]
         pods.append(await node.run(*([name] for name in names)))
         claims += names
-    ids = await node.running(sharing, *pods)
+        ids |= await node.running(pods[-1])
     granted = dict(zip([container for pod in pods for container in ids[pod]], choices, strict=True))
     await exactly(node, granted, ids[sharing])
     assert [await node.granted(claim) for claim in claims] == choices

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import pytest
+import pytest_asyncio
 
 from e2e.vm import api
 from e2e.vm.checks import MANAGED, settings
@@ -11,7 +11,7 @@ from e2e.vm.node import ISOLATED, PATIENCE_S
 from fastcpu import CpuSet
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def node(node):
     await node.use_driver(**settings("external", "numanode"))
     yield node
