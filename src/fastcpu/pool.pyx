@@ -78,8 +78,8 @@ cdef class CpuPool:
 
     Notes
     -----
-    A group's allocatable CPUs are its online ones that are not reserved, and have not gone offline since. Reserved CPUs beyond ``n_words`` words cannot
-    be in any group and are left out.
+    A group's allocatable CPUs are its online ones that are not reserved, and have not gone offline since. Reserved CPUs
+    beyond ``n_words`` words cannot be in any group and are left out.
     """
 
     def __cinit__(self, CpuSet online not None, CpuSet reserved not None, groups):
