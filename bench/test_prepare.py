@@ -31,6 +31,7 @@ from driver.status import StatusWriter
 from fastcpu import CpuSet, Topology
 from fastcpu.pool import CpuPool
 
+CHAPTER = "Claims, without API server and socket"
 N_CPUS = 1024
 GROUPS = 2
 RESERVED = CpuSet([0])
@@ -112,8 +113,8 @@ def loop():
 
 
 @pytest.mark.parametrize("per_call", PER_CALL)
-def test_prepare(benchmark, loop, tmp_path, per_call):
-    benchmark.group = f"prepare without socket and API server, {per_call} at the same time"
+def test_prepare(entry, loop, tmp_path, per_call):
+    benchmark = entry(CHAPTER, "prepare", "dracpu", n=per_call, unit="at once")
     node = Node(tmp_path, per_call)
     benchmark.pedantic(
         lambda: loop.run_until_complete(node.prepare()),
@@ -127,8 +128,8 @@ def test_prepare(benchmark, loop, tmp_path, per_call):
 
 
 @pytest.mark.parametrize("per_call", PER_CALL)
-def test_unprepare(benchmark, loop, tmp_path, per_call):
-    benchmark.group = f"unprepare without socket, {per_call} at the same time"
+def test_unprepare(entry, loop, tmp_path, per_call):
+    benchmark = entry(CHAPTER, "unprepare", "dracpu", n=per_call, unit="at once")
     node = Node(tmp_path, per_call)
     benchmark.pedantic(
         lambda: loop.run_until_complete(node.unprepare()),
@@ -141,9 +142,9 @@ def test_unprepare(benchmark, loop, tmp_path, per_call):
 
 
 @pytest.mark.parametrize("per_call", PER_CALL)
-def test_bare_files(benchmark, loop, tmp_path, per_call):
+def test_bare_prepare(entry, loop, tmp_path, per_call):
     """Parse the claims and write what a prepare writes, one after the other, with the same syncs."""
-    benchmark.group = f"prepare without socket and API server, {per_call} at the same time"
+    benchmark = entry(CHAPTER, "prepare", "json and rename", n=per_call, unit="at once")
     node = Node(tmp_path / "node", per_call)
     loop.run_until_complete(node.prepare())
     contents = {path: path.read_bytes() for path in (tmp_path / "node").rglob("*.json")}
@@ -171,3 +172,29 @@ def test_bare_files(benchmark, loop, tmp_path, per_call):
 
     benchmark.pedantic(write, setup=remove, rounds=50, warmup_rounds=2)
     assert len(contents) == 4 * per_call
+
+
+@pytest.mark.parametrize("per_call", PER_CALL)
+def test_bare_unprepare(entry, loop, tmp_path, per_call):
+    """Remove what an unprepare removes, one after the other, with the same syncs."""
+    benchmark = entry(CHAPTER, "unprepare", "json and rename", n=per_call, unit="at once")
+    node = Node(tmp_path / "node", per_call)
+    loop.run_until_complete(node.prepare())
+    contents = {path: path.read_bytes() for path in (tmp_path / "node").rglob("*.json")}
+    synced = (tmp_path / "node/cdi", tmp_path / "node/plugin/claims")
+
+    def write() -> None:
+        for path, content in contents.items():
+            path.write_bytes(content)
+
+    def remove() -> None:
+        for path in contents:
+            path.unlink()
+        for folder in synced:
+            descriptor = os.open(folder, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+    benchmark.pedantic(remove, setup=write, rounds=50, warmup_rounds=2)
+    assert len(contents) == 4 * per_call
+    loop.run_until_complete(node.unprepare())
