@@ -9,7 +9,7 @@ LINTS := lint-types lint-stubs lint-cython lint-style lint-layers lint-spelling
 INSTALL := $(BIN)/pip install --quiet --no-build-isolation
 
 .DEFAULT_GOAL := help
-.PHONY: help dev build demo test e2e cluster e2e-cluster e2e-vm chart image lint $(LINTS) format bench sanitize package protos clean
+.PHONY: help dev build demo test e2e cluster e2e-cluster soak e2e-vm chart image lint $(LINTS) format bench sanitize package protos clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -42,6 +42,9 @@ cluster: build ## start a one-node Kubernetes and a shell for it; needs root
 
 e2e-cluster: build ## run the driver in a one-node Kubernetes; needs root
 	$(BIN)/python -m pytest tests/e2e/cluster
+
+soak: build ## let 300 pods with claims come and go while driver and kubelet are killed; needs root
+	DRACPU_E2E_SOAK_PODS=300 $(BIN)/python -m pytest tests/e2e/cluster/test_soak.py
 
 e2e-vm: build ## run the driver in a virtual machine of 16 CPUs, in software; as root
 	$(BIN)/python -m pytest tests/e2e/vm

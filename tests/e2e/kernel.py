@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from fastcpu import CpuSet
@@ -39,8 +42,8 @@ def cgroups(parent: str) -> Path:
     return (_CPUSETS if _CPUSETS.is_dir() else _CGROUPS) / parent.lstrip("/")
 
 
-def cpuset(pid: int) -> CpuSet:
-    """Return the cpuset of a process's cgroup.
+def cgroup(pid: int) -> Path:
+    """Return a process's cgroup in that hierarchy.
 
     Raises
     ------
@@ -49,10 +52,30 @@ def cpuset(pid: int) -> CpuSet:
     """
     lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
     paths = {controllers: path for _, controllers, path in lines}
-    folder = cgroups(paths["cpuset"] if "cpuset" in paths else paths[""])
+    return cgroups(paths["cpuset"] if "cpuset" in paths else paths[""])
+
+
+def cpuset(pid: int) -> CpuSet:
+    """Return the cpuset of a process's cgroup.
+
+    Raises
+    ------
+    OSError
+        If the process does not exist any more.
+    """
+    folder = cgroup(pid)
     text = (folder / "cpuset.cpus").read_text().strip()
     # In version 2 it is empty where nobody has restricted it.
     return CpuSet.parse(text or (folder / "cpuset.cpus.effective").read_text().strip())
+
+
+def processes(folder: Path) -> Iterator[tuple[int, Path]]:
+    """Find the processes of a cgroup and of all below it, each with its own cgroup."""
+    for path, _, _ in os.walk(folder):
+        # It may be removed while it is looked at.
+        with suppress(OSError):
+            for pid in Path(path, "cgroup.procs").read_text().split():
+                yield int(pid), Path(path)
 
 
 def _status(pid: int) -> dict[str, str]:

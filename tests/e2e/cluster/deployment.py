@@ -39,13 +39,12 @@ class Deployment:
 
     def processes(self) -> dict[str, int]:
         """Return the first process of each container that runs the driver, as the kernel knows them."""
-        found = {}
-        for path in self._cgroups.rglob("cgroup.procs"):
+        found: dict[str, int] = {}
+        for pid, cgroup in kernel.processes(self._cgroups):
             # It may end while it is looked at.
             with suppress(OSError):
-                for pid in path.read_text().split()[:1]:
-                    if VARIABLE in Path(f"/proc/{pid}/environ").read_bytes():
-                        found[path.parent.name] = int(pid)
+                if VARIABLE in Path(f"/proc/{pid}/environ").read_bytes():
+                    found.setdefault(cgroup.name, pid)
         return found
 
     @property
@@ -66,6 +65,11 @@ class Deployment:
         pods = await self._cluster.api.list(_PODS, labelSelector=selector)
         statuses = [status for pod in pods for status in pod["status"].get("containerStatuses", ())]
         return any(status["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff" for status in statuses)
+
+    def resident_bytes(self) -> tuple[int, int]:
+        """Return the driver's one process, and the memory that it occupies now."""
+        pid = self.pid
+        return pid, kernel.resident_bytes(pid)
 
     async def wait_ready(self) -> None:
         """Wait until the driver says that it is ready."""

@@ -212,6 +212,8 @@ class KubernetesNode:
             "cpuManagerPolicy": "none",
             # How often it tries again what is no error of a container, such as to prepare a claim; by default a minute.
             "syncFrequency": "10s",
+            # How long a container that ends again and again waits at most; by default five minutes.
+            "crashLoopBackOff": {"maxContainerRestartPeriod": "5s"},
             # What follows keeps it from what concerns the machine, or takes rights that not even root has everywhere.
             "featureGates": {"KubeletInUserNamespace": True, **{name: value == "true" for name, _, value in gates}},
             "enforceNodeAllocatable": [],

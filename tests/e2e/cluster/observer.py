@@ -10,10 +10,11 @@ what starts or changes while it is away is put right once it is back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import aiohttp
 
@@ -64,6 +65,8 @@ class Observer:
     Parameters
     ----------
     cluster : Cluster
+    claims : mapping of str to CpuSet
+        The CPUs of claims of which the API server does not tell them.
 
     Attributes
     ----------
@@ -75,17 +78,19 @@ class Observer:
         How often it has looked, and how many processes of claims it has seen.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, claims: Mapping[str, CpuSet]) -> None:
         self._cluster = cluster
         self._cgroups = kernel.cgroups(cluster.node.containerd.cgroup_parent)
-        self._claims: dict[str, CpuSet] = {}
+        self._claims = dict(claims)
         self.settled = False
         self.faults: list[str] = []
         self.samples = self.seen = 0
 
     @classmethod
     @asynccontextmanager
-    async def watching(cls, cluster: Cluster) -> AsyncIterator[Observer]:
+    async def watching(
+        cls, cluster: Cluster, claims: Mapping[str, CpuSet] = MappingProxyType({})
+    ) -> AsyncIterator[Observer]:
         """Watch until the end of the context, and insist on what must hold.
 
         Raises
@@ -93,7 +98,7 @@ class Observer:
         AssertionError
             At the end, with the first faults, if there were any, or if nothing was seen.
         """
-        observer = cls(cluster)
+        observer = cls(cluster, claims)
         task = asyncio.create_task(observer._run())
         try:
             yield observer
@@ -118,17 +123,20 @@ class Observer:
         await self._cluster.until(settled, "nobody is on CPUs of others", _SETTLED_AFTER_S)
         self.settled = True
 
+    def learn(self, claim: JsonObject) -> None:
+        """Take note of the CPUs of a claim as the API server has it, if it tells them."""
+        if (cpus := _cpus(claim)) is not None:
+            self._claims[claim["metadata"]["name"]] = cpus
+
     def processes(self) -> list[Process]:
         """Return the processes of all images but sandboxes'; those of claims were looked at before the others."""
         found = []
-        for path in self._cgroups.rglob("cgroup.procs"):
-            # A process may end, and a cgroup be removed, while it is looked at.
+        for pid, _ in kernel.processes(self._cgroups):
+            # It may end while it is looked at.
             with suppress(OSError):
-                for pid in map(int, path.read_text().split()):
-                    with suppress(OSError):
-                        claim = _claim_in(Path(f"/proc/{pid}/environ").read_bytes())
-                        if claim is not None:
-                            found.append((pid, claim))
+                claim = _claim_in(Path(f"/proc/{pid}/environ").read_bytes())
+                if claim is not None:
+                    found.append((pid, claim))
         processes = []
         for pid, claim in sorted(found, key=lambda one: not one[1]):
             with suppress(OSError):
@@ -146,8 +154,7 @@ class Observer:
         """Read claims that are new."""
         if any(each.claim and each.claim not in self._claims for each in self.processes()):
             for claim in await self._cluster.api.list(CLAIMS):
-                if (cpus := _cpus(claim)) is not None:
-                    self._claims[claim["metadata"]["name"]] = cpus
+                self.learn(claim)
 
     def _check(self) -> None:
         # Nothing else happens in this process meanwhile.
@@ -188,11 +195,11 @@ def _claim_in(environment: bytes) -> str | None:
 
 
 def _cpus(claim: JsonObject) -> CpuSet | None:
-    """Return the CPUs that a claim is allocated, or that the driver says it has chosen; None if there are none yet."""
+    """Return the CPUs that a claim asks for, or that the driver says it has chosen; None if there are none yet."""
     status = claim.get("status", {})
-    for config in status.get("allocation", {}).get("devices", {}).get("config", ()):
-        opaque = config.get("opaque", {})
-        if opaque.get("driver") == DRIVER_NAME:
-            return CpuSet.parse(opaque["parameters"]["cpuConfig"]["cpuset"])
+    for devices in (claim["spec"]["devices"], status.get("allocation", {}).get("devices", {})):
+        for config in devices.get("config", ()):
+            if config["opaque"]["driver"] == DRIVER_NAME:
+                return CpuSet.parse(config["opaque"]["parameters"]["cpuConfig"]["cpuset"])
     chosen = [device["data"]["cpuset"] for device in status.get("devices", ()) if device["driver"] == DRIVER_NAME]
     return CpuSet().union(*map(CpuSet.parse, chosen)) if chosen else None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from e2e.cluster.api import CLAIMS, PODS, JsonObject
 from e2e.cluster.cluster import Cluster
@@ -17,11 +18,17 @@ _UNTIL_TOLD = ("/bin/sh", "-c", "trap 'exit 0' TERM; sleep 1000000 & wait")
 
 
 def observed_pod(
-    name: str, of_claim: str = "", *, containers: Sequence[str] = ("main",), command: Sequence[str] = _UNTIL_TOLD
+    name: str,
+    of_claim: str = "",
+    *,
+    containers: Sequence[str] = ("main",),
+    command: Sequence[str] = _UNTIL_TOLD,
+    restart: str = "Always",
 ) -> JsonObject:
     """Return a pod whose containers all use one claim, or none."""
     body = pod(name, *([of_claim] if of_claim else []), containers=containers, command=command)
     spec = body["spec"]
+    spec["restartPolicy"] = restart
     # Nothing that is tested needs a network or a token, which take a pod longer than all else.
     spec |= {"hostNetwork": True, "automountServiceAccountToken": False, "enableServiceLinks": False}
     for container in spec["containers"]:
@@ -35,6 +42,6 @@ async def create_claim(cluster: Cluster, name: str, cpuset: str) -> JsonObject:
     return await cluster.api.create(CLAIMS, claim(name, **config))
 
 
-async def create_pod(cluster: Cluster, name: str, of_claim: str = "", **how: Sequence[str]) -> JsonObject:
-    """Create a pod with a claim, or without one, and return it."""
+async def create_pod(cluster: Cluster, name: str, of_claim: str = "", **how: Any) -> JsonObject:
+    """Create such a pod, and return it."""
     return await cluster.api.create(PODS, observed_pod(name, of_claim, **how))
