@@ -56,7 +56,6 @@ def project(image: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "cache").mkdir()
     monkeypatch.setattr(image, "PROJECT", root)
     monkeypatch.setattr(image, "DEPLOY", root / "deploy")
-    monkeypatch.setattr(image, "__file__", str(root / "deploy/image"))
     return root
 
 
