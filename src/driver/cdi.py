@@ -17,7 +17,6 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from driver.batches import Batches, each
 from driver.errors import ClaimError
 from driver.files import (
     BrokenFile,
@@ -112,8 +111,6 @@ class CdiDirectory:
     def __init__(self, folder: Path, hook: Callable[[ClaimUID, CpuSet], Mapping[str, object]] | None = None) -> None:
         self._folder = folder
         self._hook = hook
-        self._writes = Batches(each(self._write))
-        self._removals = Batches(self._remove_all)
 
     async def write(self, uid: ClaimUID, cpus: CpuSet) -> bool:
         """Write a claim's spec.
@@ -127,7 +124,7 @@ class CdiDirectory:
         ------
         OSError
         """
-        return await self._writes.do((uid, cpus))
+        return await asyncio.to_thread(self.write_now, uid, cpus)
 
     async def remove(self, uid: ClaimUID) -> bool:
         """Remove a claim's spec, durably: one that came back would be adopted.
@@ -141,7 +138,7 @@ class CdiDirectory:
         ------
         OSError
         """
-        return await self._removals.do(uid)
+        return await asyncio.to_thread(remove_files, self._folder, cdi_spec_name(uid))
 
     async def load(self) -> LoadedSpecs:
         """Find all devices of our kind, clearing away what a crash has left of our own writing.
@@ -176,20 +173,21 @@ class CdiDirectory:
         """
         return await asyncio.to_thread(self._take_over, uid, cpus, elsewhere)
 
-    def _write(self, claim: tuple[ClaimUID, CpuSet]) -> bool:
-        uid, cpus = claim
+    def write_now(self, uid: ClaimUID, cpus: CpuSet) -> bool:
+        """Do what `write` does, in this thread."""
         path = self._folder / cdi_spec_name(uid)
         content = encode_spec(uid, cpus, self._hook)
         # Not durable: what a power failure spoils is made again from the record.
         return replace_file(path, content, mode=_FILE_MODE, folder_mode=_FOLDER_MODE, durable=False)
 
-    def _remove_all(self, uids: Sequence[ClaimUID]) -> list[bool | Exception]:
+    def remove_all_now(self, uids: Sequence[ClaimUID]) -> list[bool | Exception]:
+        """Do what `remove` does for several claims, in this thread, and return what that returns or raises for each."""
         return remove_groups_of_files(self._folder, [(cdi_spec_name(uid),) for uid in uids])
 
     def _take_over(self, uid: ClaimUID, cpus: CpuSet, elsewhere: tuple[Path, ...]) -> bool:
         for path in elsewhere:
             _take_out(path, cdi_device_name(uid))
-        return self._write((uid, cpus)) or bool(elsewhere)
+        return self.write_now(uid, cpus) or bool(elsewhere)
 
     def _load(self) -> LoadedSpecs:
         self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)

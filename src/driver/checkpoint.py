@@ -21,6 +21,7 @@ from driver.errors import ClaimError
 from driver.files import (
     BrokenFile,
     read_file,
+    remove_files,
     remove_groups_of_files,
     remove_temporary_files,
     replace_files_durably,
@@ -75,7 +76,6 @@ class RecordStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writes = Batches(self._write_all)
-        self._removals = Batches(self._remove_all)
 
     async def write(self, record: Record) -> bool:
         """Put a record on the disk, durably.
@@ -98,7 +98,7 @@ class RecordStore:
         ------
         OSError
         """
-        await self._removals.do(uid)
+        await asyncio.to_thread(remove_files, self._folder, _name(uid), _name(uid) + _CORRUPT_SUFFIX)
 
     async def load(self) -> LoadedRecords:
         """Read all records, putting the unusable ones aside and clearing away what a crash has left.
@@ -114,7 +114,8 @@ class RecordStore:
         contents = [(_name(record.uid), encode_record(record)) for record in records]
         return replace_files_durably(self._folder, contents, mode=_FILE_MODE, folder_mode=_FOLDER_MODE)
 
-    def _remove_all(self, uids: Sequence[ClaimUID]) -> list[bool | Exception]:
+    def remove_all_now(self, uids: Sequence[ClaimUID]) -> list[bool | Exception]:
+        """Do what `remove` does for several claims, in this thread, and return the exception of each that failed."""
         return remove_groups_of_files(self._folder, [(_name(uid), _name(uid) + _CORRUPT_SUFFIX) for uid in uids])
 
     def _load(self) -> LoadedRecords:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep the ledger, a claim's record and its CDI spec in step, and other containers off the claim's CPUs.
+"""Keep the ledger, a claim's record and its CDI specs in step, and other containers off the claim's CPUs.
 
 Holding goes ledger, record, runtime, spec; letting go goes spec, record, ledger, runtime. So at every moment a spec has
 a record and the CPUs of a record are held, and whatever a crash leaves is completed by `driver.restore`. A failure
@@ -12,13 +12,17 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from driver.batches import Batches, each
 from driver.errors import ClaimError, ClaimPendingError
 from driver.logs import fields
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from driver.cdi import CdiDirectory
     from driver.checkpoint import RecordStore
     from driver.ledger import Ledger, Record
+    from driver.metadata import MetadataStore
     from driver.names import ClaimUID
     from driver.runtime import Runtime
 
@@ -36,17 +40,34 @@ class ClaimFiles:
         The records.
     cdi : CdiDirectory
         The CDI specs.
+    metadata : MetadataStore
+        What containers may read of their devices. No failure of it counts.
+    attributes : mapping of str to mapping
+        The published attributes of each device.
     runtime : Runtime
         What holds containers to their CPUs.
     """
 
-    def __init__(self, ledger: Ledger, records: RecordStore, cdi: CdiDirectory, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        records: RecordStore,
+        cdi: CdiDirectory,
+        metadata: MetadataStore,
+        attributes: Mapping[str, Mapping[str, object]],
+        runtime: Runtime,
+    ) -> None:
         self._ledger = ledger
         self._records = records
         self._cdi = cdi
+        self._metadata = metadata
+        self._attributes = attributes
         self._runtime = runtime
+        # One visit to a thread, and to the right to run Python there, for all that belongs together.
+        self._specs = Batches(each(self._write_specs))
+        self._removals = Batches(self._remove_all)
 
-    async def keep(self, record: Record, deadline: float) -> None:
+    async def keep(self, record: Record, deadline: float) -> dict[str, str]:
         """Put on the disk and into force what the ledger holds since just now; on failure let the ledger release it.
 
         Parameters
@@ -55,6 +76,11 @@ class ClaimFiles:
             A record that the ledger holds and that is in no file yet.
         deadline : float
             Until when to wait for the runtime, in the event loop's time.
+
+        Returns
+        -------
+        dict of str to str
+            The CDI ids that bring its metadata, as `driver.metadata.MetadataStore.write` returns them.
 
         Raises
         ------
@@ -65,7 +91,7 @@ class ClaimFiles:
             try:
                 await self._records.write(record)
                 await self._runtime.confirm(record, deadline)
-                await self._cdi.write(record.uid, record.cpus)
+                _, metadata_ids = await self._specs.do(record)
             except Exception as error:
                 await self._undo(record)
                 if isinstance(error, ClaimPendingError):
@@ -73,8 +99,9 @@ class ClaimFiles:
                 if isinstance(error, OSError):
                     raise ClaimError(f"cannot write the claim's files: {error}") from error
                 raise
+            return metadata_ids
 
-    async def keep_again(self, record: Record, deadline: float) -> None:
+    async def keep_again(self, record: Record, deadline: float) -> dict[str, str]:
         """Write whatever is missing or differs on the disk of what the ledger holds, and see that it is in force.
 
         Parameters
@@ -83,6 +110,11 @@ class ClaimFiles:
             The record; the ledger may have an adopted one in its place until now.
         deadline : float
             Until when to wait for the runtime, in the event loop's time.
+
+        Returns
+        -------
+        dict of str to str
+            As for `keep`.
 
         Raises
         ------
@@ -94,20 +126,24 @@ class ClaimFiles:
             if await self._records.write(record):
                 _log.info("wrote the claim's record anew", extra=fields(cpus=record.cpus))
             await self._runtime.confirm(record, deadline)
-            if await self._cdi.write(record.uid, record.cpus):
+            is_new, metadata_ids = await self._specs.do(record)
+            if is_new:
                 _log.info("wrote the claim's CDI spec anew", extra=fields(cpus=record.cpus))
         except OSError as error:
             raise ClaimError(f"the claim holds CPUs {record.cpus}, but cannot write its files: {error}") from error
         if self._ledger.get(record.uid) is not record:
             self._ledger.replace(record)
+        return metadata_ids
 
-    async def let_go(self, uid: ClaimUID) -> None:
+    async def let_go(self, uid: ClaimUID, namespace: str, name: str) -> None:
         """Remove a claim's files and release its CPUs, as far as there are any.
 
         Parameters
         ----------
         uid : ClaimUID
             The claim.
+        namespace, name : str
+            Where its metadata would be.
 
         Raises
         ------
@@ -116,8 +152,7 @@ class ClaimFiles:
         """
         held = self._ledger.get(uid)
         try:
-            await self._cdi.remove(uid)
-            await self._records.remove(uid)
+            await self._removals.do((uid, namespace, name))
         except OSError as error:
             holds = "it holds no CPUs" if held is None else f"its CPUs {held.cpus} stay held"
             raise ClaimError(f"cannot remove the claim's files, {holds}: {error}") from error
@@ -134,3 +169,18 @@ class ClaimFiles:
         else:
             self._ledger.release(record.uid)
             self._runtime.released(record.uid)
+
+    def _write_specs(self, record: Record) -> tuple[bool, dict[str, str]]:
+        is_new = self._cdi.write_now(record.uid, record.cpus)
+        return is_new, self._metadata.write_now(record, self._attributes)
+
+    def _remove_all(self, claims: Sequence[tuple[ClaimUID, str, str]]) -> list[bool | Exception]:
+        """Remove specs, then the records of those whose spec is gone, then the metadata of those without a record."""
+        outcomes = self._cdi.remove_all_now([uid for uid, _, _ in claims])
+        left = [number for number, outcome in enumerate(outcomes) if not isinstance(outcome, Exception)]
+        removed = self._records.remove_all_now([claims[number][0] for number in left])
+        for number, outcome in zip(left, removed, strict=True):
+            outcomes[number] = outcome
+            if not isinstance(outcome, Exception):
+                self._metadata.remove_now(*claims[number])
+        return outcomes

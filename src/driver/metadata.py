@@ -18,7 +18,6 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from driver.batches import Batches, each
 from driver.errors import ClaimError
 from driver.files import read_file, remove_temporary_files, replace_file
 from driver.json_values import expect, member_lines, quoted
@@ -62,8 +61,6 @@ class MetadataStore:
     def __init__(self, folder: Path, cdi_folder: Path) -> None:
         self._folder = folder
         self._cdi_folder = cdi_folder
-        self._writes = Batches(each(self._write))
-        self._removals = Batches(each(self._remove))
 
     async def write(self, record: Record, attributes: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
         """Write the metadata of a claim; what is there already and right stays as it is.
@@ -82,8 +79,12 @@ class MetadataStore:
             The CDI id that mounts the file of each request, by the name that containers use for it. Empty if any of it
             could not be written; the log says why.
         """
+        return await asyncio.to_thread(self.write_now, record, attributes)
+
+    def write_now(self, record: Record, attributes: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
+        """Do what `write` does, in this thread."""
         try:
-            return await self._writes.do((record, attributes))
+            return self._write(record, attributes)
         except (ClaimError, OSError, ValueError) as error:
             _log.warning("the claim gets no device metadata", extra=fields(uid=record.uid, reason=error))
             return {}
@@ -98,8 +99,12 @@ class MetadataStore:
         namespace, name : str
             Where its files would be; another claim's are left alone.
         """
+        await asyncio.to_thread(self.remove_now, uid, namespace, name)
+
+    def remove_now(self, uid: ClaimUID, namespace: str, name: str) -> None:
+        """Do what `remove` does, in this thread."""
         try:
-            await self._removals.do((uid, namespace, name))
+            self._remove(uid, namespace, name)
         except (ClaimError, OSError, ValueError) as error:
             _log.warning("device metadata of a claim is left behind", extra=fields(uid=uid, reason=error))
 
@@ -116,8 +121,7 @@ class MetadataStore:
         except OSError as error:
             _log.warning("old device metadata is left behind", extra=fields(reason=error))
 
-    def _write(self, claim: tuple[Record, Mapping[str, Mapping[str, object]]]) -> dict[str, str]:
-        record, attributes = claim
+    def _write(self, record: Record, attributes: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
         by_request: dict[str, list[PreparedDevice]] = {}
         for device in record.devices:
             by_request.setdefault(device.base_request, []).append(device)
@@ -134,8 +138,7 @@ class MetadataStore:
             cdi_ids[request] = f"{_CDI_KIND}={device_name}"
         return cdi_ids
 
-    def _remove(self, claim: tuple[ClaimUID, str, str]) -> None:
-        uid, namespace, name = claim
+    def _remove(self, uid: ClaimUID, namespace: str, name: str) -> None:
         claim_folder = self._claim_folder(namespace, name)
         requests = list(_entries(claim_folder))
         if requests:

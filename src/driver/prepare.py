@@ -161,11 +161,11 @@ class Preparer:
         self._runtime = runtime
         self._metrics = metrics
         self._wait_s = wait_s
-        self._files = ClaimFiles(ledger, records, cdi, runtime)
         self._locks = ClaimLocks()
         self._stopping = asyncio.Event()
         self._device_cpus = {device.name: device.cpus for device in model.devices}
-        self._device_attributes = {device.name: device.attributes for device in model.devices}
+        attributes = {device.name: device.attributes for device in model.devices}
+        self._files = ClaimFiles(ledger, records, cdi, metadata, attributes, runtime)
 
     def stop(self) -> None:
         """Let no prepare wait for anything any more: the driver is stopping, and the kubelet asks the next one."""
@@ -349,13 +349,13 @@ class Preparer:
 
     async def _keep(self, record: Record, deadline: float, *, is_new: bool) -> dict[str, str]:
         if is_new:
-            await self._files.keep(record, deadline)
+            metadata_ids = await self._files.keep(record, deadline)
             self._metrics.observe_claim_cpus(len(record.cpus))
             _log.info("claim prepared", extra=fields(cpus=record.cpus, devices=_device_names(record)))
         else:
-            await self._files.keep_again(record, deadline)
+            metadata_ids = await self._files.keep_again(record, deadline)
             _log.info("claim was prepared before", extra=fields(cpus=record.cpus, since=record.prepared_at))
-        return await self._metadata.write(record, self._device_attributes)
+        return metadata_ids
 
     async def _unprepare(self, reference: ClaimReference, wait_s: float) -> None:
         with self._runtime.barred(reference.uid, "is being unprepared"):
@@ -366,13 +366,12 @@ class Preparer:
 
     async def _let_go(self, reference: ClaimReference) -> None:
         held = self._ledger.get(reference.uid)
-        await self._files.let_go(reference.uid)
+        owner: Record | ClaimReference = held if held is not None and held.name else reference
+        await self._files.let_go(reference.uid, owner.namespace, owner.name)
         if held is None:
             _log.info("the claim holds nothing here")
         else:
             _log.info("claim unprepared", extra=fields(cpus=held.cpus))
-        owner: Record | ClaimReference = held if held is not None and held.name else reference
-        await self._metadata.remove(reference.uid, owner.namespace, owner.name)
 
 
 def _same(claim: AllocatedClaim, held: Record) -> Record:
