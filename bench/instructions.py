@@ -130,14 +130,18 @@ def main(given: str) -> int:
     if shutil.which("valgrind") is None:
         print("cannot count instructions: apt-get install valgrind", file=sys.stderr)
         return 1
+    commit = None
+    try:
+        commit = revisions.choose_base(given)
+        print(f"base: {revisions.describe(commit)}", flush=True)
+    except revisions.NothingToCompareError as reason:
+        print(f"not compared: {reason}", flush=True)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
     with tempfile.TemporaryDirectory(prefix="dracpu-revisions-") as folder:
         sites = [revisions.build(revisions.ROOT, Path(folder, "this"))]
-        try:
-            commit = revisions.choose_base(given)
-        except revisions.NothingToCompareError as reason:
-            print(f"not compared: {reason}")
-        else:
-            print(f"base: {revisions.describe(commit)}", flush=True)
+        if commit is not None:
             sites.append(revisions.build(revisions.unpack(commit, Path(folder, "source")), Path(folder, "base")))
         with ThreadPoolExecutor() as pool:
             this, *others = pool.map(count, sites)
