@@ -28,7 +28,7 @@ _BENCHMARKS = [
     *("-m", "pytest", "bench", "-q", "-k", "not any_request_within_a_socket"),
     *("--benchmark-max-time=0.2", "--benchmark-disable-gc", "--benchmark-quiet"),
 ]
-_LOAD = ["bench/load.py"]
+_LOAD = ["bench/load.py", "--calls=80"]
 
 
 def main(folder: str = "") -> int:
