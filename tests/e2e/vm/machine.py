@@ -154,7 +154,8 @@ class VirtualMachine:
             *("-accel", "tcg,thread=multi", "-cpu", _MODEL, "-smp", _SMP, "-m", f"{_NODES}G", *nodes),
             *("-kernel", str(self._base / "vmlinuz"), "-initrd", str(self._base / "initrd.gz")),
             *("-append", " ".join((*kernel, *self._kernel_arguments))),
-            *("-drive", f"file={self._base / 'root.img'},if=virtio,format=raw,snapshot=on"),
+            # What is written is gone in the end, so nobody has to wait until it is on a disk.
+            *("-drive", f"file={self._base / 'root.img'},if=virtio,format=raw,snapshot=on,cache=unsafe"),
             *("-drive", f"file={changing},if=virtio,format=raw,readonly=on"),
             *("-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="),
             *("-display", "none", "-serial", "stdio", "-monitor", "none", "-no-reboot"),
