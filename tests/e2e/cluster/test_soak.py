@@ -27,7 +27,7 @@ PODS_WITH_CLAIMS = int(os.environ.get("DRACPU_E2E_SOAK_PODS", "24"))
 SEED = int(os.environ.get("DRACPU_E2E_SOAK_SEED", "0")) or random.randrange(1, 1 << 32)
 # As many as there are CPUs: of pods that wait longer, the scheduler prefers the youngest.
 AT_A_TIME = 2
-KILLED_AFTER = (2, 6)
+KILLED_AFTER = (2, max(4, PODS_WITH_CLAIMS // 25))
 AWAY_S = 2.0
 CONTAINER_ID = re.compile("^[0-9a-f]{64}$", re.MULTILINE)
 MIB = 1 << 20

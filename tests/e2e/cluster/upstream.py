@@ -132,21 +132,16 @@ class Upstream:
         name, uid = claim["metadata"]["name"], claim["metadata"]["uid"]
         path = self._folder / "dra-device-metadata" / f"default_{name}" / request / "metadata.json"
         path.parent.mkdir(parents=True)
-        device = {"driver": DRIVER_NAME, "pool": self._cluster.node.name, "name": _DEVICE}
+        entry = {"driver": DRIVER_NAME, "pool": self._cluster.node.name, "name": _DEVICE}
         metadata = {
             "apiVersion": "metadata.resource.k8s.io/v1beta1",
             "kind": "DeviceMetadata",
             "metadata": {"name": name, "namespace": "default", "uid": uid, "generation": 1},
-            "requests": [
-                {
-                    "name": request,
-                    "devices": [{"driver": DRIVER_NAME, "pool": self._cluster.node.name, "name": _DEVICE}],
-                }
-            ],
+            "requests": [{"name": request, "devices": [entry]}],
         }
         path.write_text(json.dumps(metadata))
         inside = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims"
-        mount = {
+        mount: JsonObject = {
             "hostPath": str(path),
             "containerPath": f"{inside}/{name}/{request}/{DRIVER_NAME}-metadata.json",
             "options": ["ro", "bind"],
