@@ -43,7 +43,11 @@ async def external_scheduler(cluster):
             *(sys.executable, EXAMPLES / "external_scheduler.py", f"--kubeconfig={kubeconfig}", f"--name={SCHEDULER}"),
             stdout=output,
             stderr=output,
-            env={"PATH": str(cluster.control_plane.programs), **scratch.mark(cluster.folder)},
+            env={
+                "PATH": str(cluster.control_plane.programs),
+                "HOME": str(cluster.folder),
+                **scratch.mark(cluster.folder),
+            },
         )
     yield log
     process.terminate()
