@@ -203,7 +203,8 @@ class Node:
         ]
         spec = {
             "hostNetwork": True,
-            "terminationGracePeriodSeconds": 0,
+            # With none at all the pod is gone before its containers have ended.
+            "terminationGracePeriodSeconds": 1,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "resourceClaims": [{"name": claim, "resourceClaimName": claim} for claim in of_all],
