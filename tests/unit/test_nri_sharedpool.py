@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -119,12 +120,22 @@ def test_cpus_that_went_offline_are_in_no_pool():
 # A loop whose time only passes when a test says so
 
 
+class AtOnce(ThreadPoolExecutor):
+    """Does what it is given before anything else happens, in no thread."""
+
+    def submit(self, function, /, *arguments):
+        done = Future()
+        done.set_result(function(*arguments))
+        return done
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop with a clock of its own."""
+    """An event loop with a clock of its own, and no threads."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
+        self.set_default_executor(AtOnce())
 
     def time(self) -> float:
         return self.now
@@ -160,13 +171,22 @@ class SentPush:
 
 
 class NoFiles:
-    """Records and CDI specs that are nowhere."""
+    """Records, CDI specs and metadata that are nowhere."""
 
     async def write(self, *_: object) -> bool:
         return True
 
     async def remove(self, *_: object) -> bool:
         return True
+
+    def write_now(self, *_: object) -> dict[str, str]:
+        return {}
+
+    def remove_now(self, *_: object) -> None:
+        pass
+
+    def remove_all_now(self, claims: Sequence[object]) -> list[bool | Exception]:
+        return [True] * len(claims)
 
 
 class NoClaims:
@@ -209,7 +229,7 @@ class Model:
             self.ledger, SharedPool(self.ledger, CpuSet()), self.reservations, clock=self.loop.time
         )
         self.plugin = RuntimePlugin(self.enforcement, self.metrics, start_guard=True)
-        self.files = ClaimFiles(self.ledger, NoFiles(), NoFiles(), self.enforcement)
+        self.files = ClaimFiles(self.ledger, NoFiles(), NoFiles(), NoFiles(), {}, self.enforcement)
         self.plugin.connected("containerd", "v2.4.2", "v0.12.3", 2.0)
         updates = self.run(self.plugin.synchronize([], [self.message(one) for one in self.living.values()]))
         self.apply([(update.container_id, update.linux.resources.cpu.cpus) for update in updates])
@@ -388,7 +408,7 @@ class Model:
             with self.enforcement.barred(record.uid, "is being unprepared"):
                 await self.enforcement.unused(record.uid, self.loop.time() + 10)
                 del self.claims[record.uid]
-                await self.files.let_go(record.uid)
+                await self.files.let_go(record.uid, record.namespace, record.name)
 
         return self._go_on(record, work())
 
