@@ -252,10 +252,10 @@ class Enforcement:
 
     def _nothing_left(self, cpus: CpuSet) -> str:
         count = self.containers.shared
-        noun = "container that has" if count == 1 else "containers that have"
+        shared = "container that has no claim and runs" if count == 1 else "containers that have no claim and run"
         return (
-            f"CPUs {cpus} would leave no CPU for the {count} {noun} no claim and run on this node; expected at least "
-            "one CPU that is neither reserved, isolated nor held by a claim"
+            f"CPUs {cpus} would leave no CPU for the {count} {shared} on this node; expected at least one CPU that is "
+            "neither reserved, isolated nor held by a claim"
         )
 
     def _obstacles(self, record: Record) -> str:
