@@ -66,6 +66,8 @@ def main() -> int:
         print("the cluster cannot run here; missing:\n  " + "\n  ".join(lacks), file=sys.stderr)
         return 1
     scratch.remove_leftovers()
+    # A shell ignores it for what it starts in the background, and with it the cluster would.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(_INTERRUPTED))
     try:
