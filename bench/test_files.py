@@ -10,38 +10,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from datetime import UTC, datetime
 
 import pytest
 
 import cases
 from driver.cdi import CdiDirectory, encode_spec
 from driver.checkpoint import RecordStore, encode_record
-from driver.ledger import PreparedDevice, Record
+from driver.ledger import Record
 from driver.names import ClaimUID, cdi_spec_name
 from fastcpu import CpuSet
+from records import record
 
 UID = ClaimUID("8a6f0d4e-6d0b-4c53-9f3c-0f6a1f1f2b11")
 CONTENDERS = ["dracpu", "json and rename"]
 KINDS = ("one range", "every second CPU")
 
 
-def record(kind: str, n_cpus: int) -> Record:
-    cpus = CpuSet.parse(cases.choice(kind, n_cpus)[0])
-    device = PreparedDevice(request="r", pool="node", device="cpudevsocket000", share_id=None, cpus=len(cpus))
-    return Record(
-        uid=UID,
-        namespace="default",
-        name="claim",
-        pod_claim_name=None,
-        generation=1,
-        cpus=cpus,
-        by_request={"r": cpus},
-        devices=(device,),
-        fingerprint="0" * 64,
-        adopted=False,
-        prepared_at=datetime(2026, 1, 1, tzinfo=UTC),
-    )
+def record_of(kind: str, n_cpus: int) -> Record:
+    return record(UID, CpuSet.parse(cases.choice(kind, n_cpus)[0]))
 
 
 def plain_write(path: os.PathLike[str], document: object, *, durable: bool) -> None:
@@ -72,7 +58,7 @@ def sync_folder(path: os.PathLike[str]) -> None:
 @pytest.mark.parametrize("contender", ["dracpu", "json.dumps"])
 @pytest.mark.parametrize("what", ["record", "CDI spec"])
 def test_encode(entry, what, contender, kind, n_cpus):
-    made = record(kind, n_cpus)
+    made = record_of(kind, n_cpus)
     encode = (lambda: encode_record(made)) if what == "record" else (lambda: encode_spec(UID, made.cpus))
     content = encode()
     document = json.loads(content)
@@ -86,15 +72,19 @@ def test_encode(entry, what, contender, kind, n_cpus):
 @pytest.mark.parametrize("contender", CONTENDERS)
 @pytest.mark.parametrize("what", ["record", "CDI spec"])
 def test_write_and_remove(entry, tmp_path, what, contender, n_cpus):
-    made = record("one range", n_cpus)
+    made = record_of("one range", n_cpus)
     if what == "record":
         store = RecordStore(tmp_path)
         path, content, durable = tmp_path / f"{UID}.json", encode_record(made), True
         write, remove = (lambda: store.write(made)), (lambda: store.remove(UID))
     else:
         folder = CdiDirectory(tmp_path)
+
+        async def write_spec() -> None:
+            await asyncio.to_thread(folder.write_now, UID, made.cpus)
+
         path, content, durable = tmp_path / cdi_spec_name(UID), encode_spec(UID, made.cpus), False
-        write, remove = (lambda: folder.write(UID, made.cpus)), (lambda: folder.remove(UID))
+        write, remove = write_spec, (lambda: folder.remove(UID))
     document = json.loads(content)
 
     async def by_driver() -> None:

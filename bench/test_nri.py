@@ -8,7 +8,6 @@ meanwhile, and goes on without an answer after two seconds.
 from __future__ import annotations
 
 import asyncio
-import logging
 import statistics
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 import cases
 from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.health import Health
-from driver.ledger import Ledger, PreparedDevice, Record
+from driver.ledger import Ledger, Record
 from driver.metrics import Metrics
 from driver.names import ClaimUID
 from driver.nri.connection import Timing
@@ -29,6 +28,9 @@ from driver.nri.runtimeside import RuntimeSide
 from driver.nri.sharedpool import SharedPool
 from fastcpu import CpuSet
 from nri_runtime import NriRuntime
+from records import record
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 CHAPTER = "NRI handlers, request to answer"
 CONTENDERS = ["dracpu", "protobuf alone"]
@@ -43,22 +45,9 @@ class NoClaims:
         raise AssertionError("every pod is known to have its claims reserved")
 
 
-def record(index: int) -> Record:
-    cpus = CpuSet([2 * index + 2, 2 * index + 3])
-    device = PreparedDevice(request="r", pool="node", device="d", share_id=None, cpus=2)
-    return Record(
-        uid=ClaimUID(f"00000000-0000-4000-8000-{index:012}"),
-        namespace="default",
-        name=f"claim-{index}",
-        pod_claim_name=None,
-        generation=1,
-        cpus=cpus,
-        by_request={"r": cpus},
-        devices=(device,),
-        fingerprint="0" * 64,
-        adopted=False,
-        prepared_at=None,
-    )
+def claim_record(index: int) -> Record:
+    uid = ClaimUID(f"00000000-0000-4000-8000-{index:012}")
+    return record(uid, CpuSet([2 * index + 2, 2 * index + 3]), f"claim-{index}")
 
 
 def pod(index: int) -> nri.PodSandbox:
@@ -89,7 +78,7 @@ class Node:
         self.plugin.connected("containerd", "v2.4.2", "v0.12.3", 2.0)
         self.containers = []
         for index in range(containers):
-            claim = record(index // 4) if index % 4 == 0 else None
+            claim = claim_record(index // 4) if index % 4 == 0 else None
             if claim is not None:
                 self.ledger.hold(claim)
                 self.reservations.learn_pod(claim.uid, f"uid-{index}")
@@ -105,20 +94,6 @@ class Node:
         message = nri.CreateContainerRequest.FromString(request)
         adjust, updates = await self.plugin.create_container(message.pod, message.container)
         return nri.CreateContainerResponse(adjust=adjust, update=updates).SerializeToString()
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
-
-
-@pytest.fixture
-def loop():
-    loop = asyncio.new_event_loop()
-    yield loop
-    loop.close()
 
 
 class Floor:
@@ -156,7 +131,7 @@ def test_synchronize(entry, loop, contender, n_containers):
 def test_create_container(entry, loop, contender, kind, n_containers):
     benchmark = entry(CHAPTER, f"CreateContainer, {kind}", contender, n=n_containers, unit="containers")
     node = Node(n_containers)
-    claim = record(400)
+    claim = claim_record(400)
     node.ledger.hold(claim)
     node.reservations.learn_pod(claim.uid, "uid-5000")
     request = nri.SynchronizeRequest(pods=node.pods, containers=node.containers).SerializeToString()
@@ -188,7 +163,7 @@ def test_grow_back(entry, tmp_path_factory, loop, n_containers):
     The runtime here needs no time for an update itself; containerd needs some milliseconds for each container.
     """
     benchmark = entry(CHAPTER, "unprepare to the last that has grown back", "dracpu", n=n_containers, unit="containers")
-    claim = record(0)
+    claim = claim_record(0)
     path = Path(tmp_path_factory.mktemp("n")) / "nri.sock"
     runtime = NriRuntime(path)
     ledger = Ledger(cases.pool(N_CPUS))

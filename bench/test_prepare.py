@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 from pathlib import Path
 
@@ -30,6 +29,8 @@ from driver.sandbox.offers import Offer, allocated_claim
 from driver.status import StatusWriter
 from fastcpu import CpuSet, Topology
 from fastcpu.pool import CpuPool
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 CHAPTER = "Claims, without API server and socket"
 N_CPUS = 1024
@@ -97,31 +98,21 @@ class Node:
         await asyncio.gather(*map(self.preparer.unprepare, self.claims.references))
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
-
-
-@pytest.fixture
-def loop():
-    loop = asyncio.new_event_loop()
-    yield loop
-    loop.run_until_complete(loop.shutdown_default_executor())
-    loop.close()
+def measure(benchmark, loop, work, *, undo):
+    """Time some work, which is undone before each time."""
+    benchmark.pedantic(
+        lambda: loop.run_until_complete(work()),
+        setup=lambda: loop.run_until_complete(undo()),
+        rounds=50,
+        warmup_rounds=2,
+    )
 
 
 @pytest.mark.parametrize("per_call", PER_CALL)
 def test_prepare(entry, loop, tmp_path, per_call):
     benchmark = entry(CHAPTER, "prepare", "dracpu", n=per_call, unit="at once")
     node = Node(tmp_path, per_call)
-    benchmark.pedantic(
-        lambda: loop.run_until_complete(node.prepare()),
-        setup=lambda: loop.run_until_complete(node.unprepare()),
-        rounds=50,
-        warmup_rounds=2,
-    )
+    measure(benchmark, loop, node.prepare, undo=node.unprepare)
     assert len(node.ledger.records) == per_call
     assert len(list((tmp_path / "plugin/claims").iterdir())) == per_call
     loop.run_until_complete(node.unprepare())
@@ -131,12 +122,7 @@ def test_prepare(entry, loop, tmp_path, per_call):
 def test_unprepare(entry, loop, tmp_path, per_call):
     benchmark = entry(CHAPTER, "unprepare", "dracpu", n=per_call, unit="at once")
     node = Node(tmp_path, per_call)
-    benchmark.pedantic(
-        lambda: loop.run_until_complete(node.unprepare()),
-        setup=lambda: loop.run_until_complete(node.prepare()),
-        rounds=50,
-        warmup_rounds=2,
-    )
+    measure(benchmark, loop, node.unprepare, undo=node.prepare)
     assert not node.ledger.records
     assert not list((tmp_path / "plugin/claims").iterdir())
 

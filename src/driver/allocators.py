@@ -18,7 +18,7 @@ from driver.errors import ClaimError, ClaimPendingError
 from driver.json_values import quoted
 from driver.names import DRIVER_NAME, ClaimUID
 from driver.parameters import parse_parameters
-from driver.wording import SHOWN_NAMES, count, held_by, names, shown, subject
+from driver.wording import SHOWN_NAMES, count, held_by, names, not_online, shown, subject
 from fastcpu import CpuSet
 from fastcpu.errors import CpuCheckError, CpuListError
 from fastcpu.pool import CpuPool
@@ -189,8 +189,7 @@ class ExternalAllocator:
         if len(error.cpus) != wanted:
             yield f"it has {count(len(error.cpus))}, but the request consumes {wanted}"
         if error.unmanaged:
-            online = self._pool.online - self._pool.offline
-            yield f"{subject(error.unmanaged)} not online on this node, which has {shown(online)}"
+            yield not_online(error.unmanaged, self._pool)
         if error.reserved:
             yield f"{subject(error.reserved)} reserved on this node"
         if error.outside:

@@ -51,7 +51,7 @@ from fastcpu.pcie import read_pcie_roots
 from fastcpu.pool import CpuPool
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping, Sequence
 
     from driver.config import Config
 
@@ -115,7 +115,8 @@ async def _serve(config: Config) -> None:
     metrics = Metrics()
     guard = _start_guard(config, health, metrics)
     topology = _read_machine(config)
-    model = _build_model(config, topology)
+    roots = read_pcie_roots(config.sysfs_root, config.sysfs_overlay) if config.expose_pcie_roots else None
+    model = _build_model(config, topology, roots)
     _tell_model(model, topology.online - config.reserved_cpus)
     pool = CpuPool(topology.online, config.reserved_cpus, model.groups)
     ledger = Ledger(pool)
@@ -161,8 +162,8 @@ async def _serve(config: Config) -> None:
             open_tree(config.sysfs_root, config.sysfs_overlay),
             health,
             ledger,
-            tell_pool=_nothing if runtime_side is None else runtime_side.enforcement.notify,
-            withdraw=lambda cpus: publisher.publish(_build_model(config, topology, cpus)),
+            tell_pool=(lambda: None) if runtime_side is None else runtime_side.enforcement.notify,
+            withdraw=lambda cpus: publisher.publish(_build_model(config, topology, roots, cpus)),
         )
         kubelet = KubeletPlugin(
             dra_socket=config.dra_socket,
@@ -258,13 +259,10 @@ def _read_machine(config: Config) -> Topology:
     return topology
 
 
-def _nothing() -> None:
-    """Tell nobody."""
-
-
-def _build_model(config: Config, topology: Topology, withdrawn: CpuSet = _NONE) -> DeviceModel:
+def _build_model(
+    config: Config, topology: Topology, roots: Mapping[int, Sequence[str]] | None, withdrawn: CpuSet = _NONE
+) -> DeviceModel:
     """Describe the devices, without the CPUs that are not to be published now."""
-    roots = read_pcie_roots(config.sysfs_root, config.sysfs_overlay) if config.expose_pcie_roots else None
     if config.cpu_device_mode == INDIVIDUAL:
         model = build_individual_devices(
             topology,

@@ -112,8 +112,8 @@ class CdiDirectory:
         self._folder = folder
         self._hook = hook
 
-    async def write(self, uid: ClaimUID, cpus: CpuSet) -> bool:
-        """Write a claim's spec.
+    def write_now(self, uid: ClaimUID, cpus: CpuSet) -> bool:
+        """Write a claim's spec, in this thread.
 
         Returns
         -------
@@ -124,7 +124,10 @@ class CdiDirectory:
         ------
         OSError
         """
-        return await asyncio.to_thread(self.write_now, uid, cpus)
+        path = self._folder / cdi_spec_name(uid)
+        content = encode_spec(uid, cpus, self._hook)
+        # Not durable: what a power failure spoils is made again from the record.
+        return replace_file(path, content, mode=_FILE_MODE, folder_mode=_FOLDER_MODE, durable=False)
 
     async def remove(self, uid: ClaimUID) -> bool:
         """Remove a claim's spec, durably: one that came back would be adopted.
@@ -172,13 +175,6 @@ class CdiDirectory:
         OSError
         """
         return await asyncio.to_thread(self._take_over, uid, cpus, elsewhere)
-
-    def write_now(self, uid: ClaimUID, cpus: CpuSet) -> bool:
-        """Do what `write` does, in this thread."""
-        path = self._folder / cdi_spec_name(uid)
-        content = encode_spec(uid, cpus, self._hook)
-        # Not durable: what a power failure spoils is made again from the record.
-        return replace_file(path, content, mode=_FILE_MODE, folder_mode=_FOLDER_MODE, durable=False)
 
     def remove_all_now(self, uids: Sequence[ClaimUID]) -> list[bool | Exception]:
         """Do what `remove` does for several claims, in this thread, and return what that returns or raises for each."""

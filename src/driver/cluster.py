@@ -40,22 +40,7 @@ class Cluster:
 
     @classmethod
     async def connect(cls, kubeconfig: str) -> Cluster:
-        """Read the configuration; the server itself need not be reachable yet.
-
-        Parameters
-        ----------
-        kubeconfig : str
-            Path of a kubeconfig file; empty for the service account that a pod is given.
-
-        Returns
-        -------
-        Cluster
-
-        Raises
-        ------
-        ConfigError
-            If the file is missing or broken, or there is no file and this is not a pod.
-        """
+        """Read the configuration; see `ApiConnection.connect`."""
         return cls(await ApiConnection.connect(kubeconfig))
 
     async def close(self) -> None:

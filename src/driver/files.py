@@ -148,15 +148,11 @@ def replace_files_durably(
             outcomes[number:] = [error]
     if len(staged) > 1:
         with ThreadPoolExecutor(min(len(staged), _MOST_SYNCS), thread_name_prefix="sync") as pool:
-            errors = list(pool.map(_error_of_sync, staged.values()))
+            failures = list(pool.map(_error_of, (file.sync for file in staged.values())))
     else:
-        errors = [_error_of_sync(file) for file in staged.values()]
-    for (number, file), failed in zip(staged.items(), errors, strict=True):
-        try:
-            if failed is not None:
-                raise failed
-            file.put_in_place()
-        except OSError as failure:
+        failures = [_error_of(file.sync) for file in staged.values()]
+    for (number, file), failed in zip(staged.items(), failures, strict=True):
+        if (failure := failed or _error_of(file.put_in_place)) is not None:
             outcomes[number] = failure
     try:
         _sync_folder(folder)
@@ -217,9 +213,9 @@ def _stage(path: Path, content: bytes, mode: int, folder_mode: int | None) -> _S
     return staged
 
 
-def _error_of_sync(file: _Staged) -> OSError | None:
+def _error_of(step: Callable[[], None]) -> OSError | None:
     try:
-        file.sync()
+        step()
     except OSError as error:
         return error
     return None

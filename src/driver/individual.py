@@ -28,7 +28,7 @@ from driver.attributes import (
 from driver.claims import AllocatedClaim
 from driver.devices import INDIVIDUAL, Device, DeviceModel, mask_matrix
 from driver.errors import ClaimError, ClaimPendingError
-from driver.wording import held_by, shown, subject
+from driver.wording import held_by, not_online, subject
 from fastcpu import CpuSet
 from fastcpu.pool import CpuPool
 from fastcpu.topology import EFFICIENCY, PERFORMANCE, STANDARD, Level, Topology
@@ -171,8 +171,7 @@ class IndividualAllocator:
             chosen |= device.cpus
             by_request[result.request] = by_request.get(result.request, CpuSet()) | device.cpus
         if offline := (chosen & self._pool.offline) - (held or CpuSet()):
-            online = self._pool.online - self._pool.offline
-            raise ClaimError(f"{subject(offline)} not online on this node, which has {shown(online)}")
+            raise ClaimError(not_online(offline, self._pool))
         taken = chosen & self._pool.taken
         others = {uid: cpus for uid, cpus in holders(taken).items() if uid != claim.uid} if taken else {}
         strange = taken - (held or CpuSet())

@@ -89,8 +89,8 @@ class MetadataStore:
             _log.warning("the claim gets no device metadata", extra=fields(uid=record.uid, reason=error))
             return {}
 
-    async def remove(self, uid: ClaimUID, namespace: str, name: str) -> None:
-        """Remove the metadata of a claim, as far as it is there and can be removed.
+    def remove_now(self, uid: ClaimUID, namespace: str, name: str) -> None:
+        """Remove the metadata of a claim, as far as it is there and can be removed, in this thread.
 
         Parameters
         ----------
@@ -99,10 +99,6 @@ class MetadataStore:
         namespace, name : str
             Where its files would be; another claim's are left alone.
         """
-        await asyncio.to_thread(self.remove_now, uid, namespace, name)
-
-    def remove_now(self, uid: ClaimUID, namespace: str, name: str) -> None:
-        """Do what `remove` does, in this thread."""
         try:
             self._remove(uid, namespace, name)
         except (ClaimError, OSError, ValueError) as error:

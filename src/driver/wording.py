@@ -11,6 +11,7 @@ from typing import Final
 
 from driver.names import ClaimUID
 from fastcpu import CpuSet
+from fastcpu.pool import CpuPool
 
 SHOWN_NAMES: Final = 3
 """How many things of one kind a message names."""
@@ -35,6 +36,11 @@ def count(cpus: int) -> str:
 def subject(cpus: CpuSet) -> str:
     """Return CPUs as the subject of a clause, with its verb."""
     return f"CPU {cpus.first} is" if len(cpus) == 1 else f"CPUs {shown(cpus)} are"
+
+
+def not_online(cpus: CpuSet, pool: CpuPool) -> str:
+    """Say that CPUs are not online now, and which are."""
+    return f"{subject(cpus)} not online on this node, which has {shown(pool.online - pool.offline)}"
 
 
 def names(all_names: Sequence[str], what: str = "devices") -> str:

@@ -87,14 +87,14 @@ def answer(device="cpudevsocket000", cdi_id=f"dra.k8s.io/cpu=claim-{UID}", error
 
 
 async def test_a_right_answer_passes(tmp_path, claim):
-    await CdiDirectory(tmp_path).write(UID, claim.cpus)
+    CdiDirectory(tmp_path).write_now(UID, claim.cpus)
     Checker(tmp_path).prepared(claim, answer())
     await CdiDirectory(tmp_path).remove(UID)
     Checker(tmp_path).unprepared(claim, "")
 
 
 async def test_a_device_in_a_file_of_all_claims_is_found(tmp_path, claim):
-    await CdiDirectory(tmp_path).write(UID, claim.cpus)
+    CdiDirectory(tmp_path).write_now(UID, claim.cpus)
     (own,) = tmp_path.iterdir()
     own.rename(tmp_path / "dra.cpu.json")
     Checker(tmp_path).prepared(claim, answer())
@@ -114,13 +114,13 @@ async def test_a_device_in_a_file_of_all_claims_is_found(tmp_path, claim):
 )
 async def test_a_wrong_answer_is_told(tmp_path, claim, cpus, given, message):
     if cpus is not None:
-        await CdiDirectory(tmp_path).write(UID, CpuSet.parse(cpus))
+        CdiDirectory(tmp_path).write_now(UID, CpuSet.parse(cpus))
     with pytest.raises(WrongAnswerError, match=message):
         Checker(tmp_path).prepared(claim, given)
 
 
 async def test_what_is_left_after_an_unprepare_is_told(tmp_path, claim):
-    await CdiDirectory(tmp_path).write(UID, claim.cpus)
+    CdiDirectory(tmp_path).write_now(UID, claim.cpus)
     with pytest.raises(WrongAnswerError, match="still there"):
         Checker(tmp_path).unprepared(claim, "")
     with pytest.raises(WrongAnswerError, match="in use"):

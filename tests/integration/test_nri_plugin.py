@@ -598,7 +598,7 @@ async def test_what_the_stored_cpuset_says_is_not_believed_after_a_restart(node)
 
 async def test_an_adopted_claim_s_container_starts_again_though_nobody_knows_the_claim_s_name(make_node):
     node = await make_node(started=False)
-    await CdiDirectory(node.root / "cdi").write(ClaimUID("old"), CpuSet.parse("2-5"))
+    CdiDirectory(node.root / "cdi").write_now(ClaimUID("old"), CpuSet.parse("2-5"))
     await node.start()
     assert node.ledger.records["old"].adopted
     assert node.cpus(await node.run("p", "old")) == "2-5"

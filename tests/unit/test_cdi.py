@@ -46,7 +46,7 @@ def put(folder, name: str, content: str):
 
 
 async def test_the_spec_is_what_dra_driver_cpu_would_have_written(cdi, folder):
-    assert await cdi.write(UID, CpuSet.parse("2-5,64")) is True
+    assert cdi.write_now(UID, CpuSet.parse("2-5,64")) is True
     assert names(folder) == [FILE]
     assert json.loads((folder / FILE).read_bytes()) == {
         "cdiVersion": "0.8.0",
@@ -58,23 +58,23 @@ async def test_the_spec_is_what_dra_driver_cpu_would_have_written(cdi, folder):
 
 
 async def test_the_spec_comes_by_a_rename_of_a_file_that_is_no_spec(cdi, folder, disk):
-    await cdi.write(UID, CpuSet([1]))
+    cdi.write_now(UID, CpuSet([1]))
     ((_, temporary),) = [call for call in disk.calls if call[0] == "rename"]
     assert os.path.dirname(temporary) == str(folder)
     assert not temporary.endswith((".json", ".yaml"))
 
 
 async def test_the_same_spec_is_not_written_again(cdi, folder):
-    await cdi.write(UID, CpuSet([1]))
+    cdi.write_now(UID, CpuSet([1]))
     inode = (folder / FILE).stat().st_ino
-    assert await cdi.write(UID, CpuSet([1])) is False
+    assert cdi.write_now(UID, CpuSet([1])) is False
     assert (folder / FILE).stat().st_ino == inode
-    assert await cdi.write(UID, CpuSet([2])) is True
+    assert cdi.write_now(UID, CpuSet([2])) is True
 
 
 async def test_removing(cdi, folder):
-    await cdi.write(A, CpuSet([1]))
-    await cdi.write(B, CpuSet([2]))
+    cdi.write_now(A, CpuSet([1]))
+    cdi.write_now(B, CpuSet([2]))
     assert await cdi.remove(A) is True
     assert await cdi.remove(A) is False
     assert names(folder) == ["dra.k8s.io-cpu_claim-b.json"]
@@ -86,8 +86,8 @@ async def test_removing_where_there_is_no_folder(cdi, folder):
 
 
 async def test_own_specs_are_found(cdi):
-    await cdi.write(A, CpuSet.parse("2-5"))
-    await cdi.write(B, CpuSet.parse("0-255:1/2"))
+    cdi.write_now(A, CpuSet.parse("2-5"))
+    cdi.write_now(B, CpuSet.parse("0-255:1/2"))
     loaded = await cdi.load()
     assert {uid: (str(spec.cpus), spec.elsewhere) for uid, spec in loaded.found.items()} == {
         A: ("2-5", ()),
@@ -267,13 +267,13 @@ async def test_a_file_that_was_changed_since_loading_is_not_spoilt(cdi, folder, 
 async def test_a_spec_that_cannot_be_written_is_an_error_and_no_file(cdi, folder, disk, operation, error):
     disk.fail(operation, folder.name, error)
     with pytest.raises(OSError, match=os.strerror(error)):
-        await cdi.write(A, CpuSet([1]))
+        cdi.write_now(A, CpuSet([1]))
     disk.repair()
     assert not folder.exists() or names(folder) == []
 
 
 async def test_a_spec_that_cannot_be_removed_is_an_error(cdi, folder, disk):
-    await cdi.write(A, CpuSet([1]))
+    cdi.write_now(A, CpuSet([1]))
     disk.fail("unlink", "claim-a", errno.EROFS)
     with pytest.raises(OSError, match=os.strerror(errno.EROFS)):
         await cdi.remove(A)

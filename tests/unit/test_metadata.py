@@ -205,8 +205,8 @@ async def test_names_are_checked_before_they_become_paths(store, tmp_path, make_
     assert await store.write(make_record(UID, **change), ATTRIBUTES) == {}
     assert all(path.startswith(f"plugin/dra-device-metadata/default_claim-{UID}/cpus/") for path in files(tmp_path))
     assert "the claim gets no device metadata" in caplog.text
-    await store.remove(UID, "default", "..")
-    await store.remove(UID, "..", "cpus")
+    store.remove_now(UID, "default", "..")
+    store.remove_now(UID, "..", "cpus")
 
 
 @pytest.mark.parametrize(
@@ -238,16 +238,16 @@ async def test_removing_takes_only_what_belongs_to_the_claim(store, folder, cdi_
     # The claim was made again under its name, and prepared before the old one was unprepared.
     await store.write(make_record(OTHER, name="cpus", devices=(device("b"),)), ATTRIBUTES)
     (cdi_folder / "other.json").touch()
-    await store.remove(UID, "default", "cpus")
+    store.remove_now(UID, "default", "cpus")
     assert files(folder) == ["default_cpus/b/metadata.json"]
     assert files(cdi_folder) == [f"dra.cpu_metadata_{OTHER}_b.json", "other.json"]
-    await store.remove(OTHER, "default", "cpus")
+    store.remove_now(OTHER, "default", "cpus")
     assert list(folder.iterdir()) == []
     assert files(cdi_folder) == ["other.json"]
 
 
 async def test_removing_what_was_never_written(store, folder, cdi_folder, caplog):
-    await store.remove(UID, "default", "cpus")
+    store.remove_now(UID, "default", "cpus")
     assert not folder.exists()
     assert not cdi_folder.exists()
     assert caplog.text == ""
@@ -258,7 +258,7 @@ async def test_a_file_that_does_not_say_whose_it_is_is_left_for_the_next_start(s
     path.parent.mkdir(parents=True)
     for content in ("", "{", "[]", '{"metadata": {}}', '{"metadata": {"uid": 7}}', "[" * 200_000):
         path.write_text(content)
-        await store.remove(UID, "default", "cpus")
+        store.remove_now(UID, "default", "cpus")
         assert path.read_text() == content
         await store.sweep({UID})
         assert not path.exists()
@@ -268,7 +268,7 @@ async def test_a_file_that_does_not_say_whose_it_is_is_left_for_the_next_start(s
 async def test_a_failed_removal_is_logged(store, make_record, disk, caplog):
     await store.write(make_record(UID, name="cpus"), ATTRIBUTES)
     disk.fail("unlink", "dra.cpu_metadata", errno.EROFS)
-    await store.remove(UID, "default", "cpus")
+    store.remove_now(UID, "default", "cpus")
     assert "device metadata of a claim is left behind" in caplog.text
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -38,7 +37,7 @@ def claims(tmp_path, program):
 
         directory = CdiDirectory(tmp_path / "cdi", hook)
         for uid, text in cpus.items():
-            asyncio.run(directory.write(ClaimUID(uid), CpuSet.parse(text)))
+            directory.write_now(ClaimUID(uid), CpuSet.parse(text))
 
     return write
 

@@ -392,9 +392,9 @@ def specs(folder: Path) -> dict[str, object]:
 
 async def test_each_spec_has_the_hook_of_its_claim(guard, tmp_path):
     cdi = CdiDirectory(tmp_path / "cdi", guard.hook)
-    assert await cdi.write(A, CpuSet.parse("2-5"))
-    assert await cdi.write(B, CpuSet([6]))
-    assert not await cdi.write(B, CpuSet([6]))
+    assert cdi.write_now(A, CpuSet.parse("2-5"))
+    assert cdi.write_now(B, CpuSet([6]))
+    assert not cdi.write_now(B, CpuSet([6]))
     assert specs(tmp_path / "cdi") == {
         "a": [guard.hook(A, CpuSet.parse("2-5"))],
         "b": [guard.hook(B, CpuSet([6]))],
@@ -409,7 +409,7 @@ async def test_a_folder_outside_ascii_stays_readable_as_yaml(tmp_path, health):
     await guard.put_in_place()
     assert health.ready
     cdi = CdiDirectory(tmp_path / "cdi", guard.hook)
-    await cdi.write(A, CpuSet([1]))
+    cdi.write_now(A, CpuSet([1]))
     (path,) = (tmp_path / "cdi").iterdir()
     assert str(plugin_dir) in path.read_text(encoding="utf-8")
 
