@@ -19,11 +19,11 @@ import yaml
 from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.names import DRIVER_NAME
 from driver.sandbox.cdidevices import CdiDevices
-from driver.sandbox.clusterbox import free_port
 from driver.sandbox.kubelet import Kubelet
 from driver.sandbox.machine import MachineShape, write_machine
 from driver.sandbox.offers import default_reserved
 from driver.sandbox.plugins import Plugin
+from driver.sandbox.ports import reserved_port
 from driver.sandbox.runtime import ContainerRuntime
 from fastcpu import read_topology
 from loadgenerator.apiserver import Api
@@ -100,8 +100,11 @@ class DriverProcess:
 class Node:
     """One node; `open` makes it."""
 
-    def __init__(self, options: Options, cpus: int, folder: Path, cdi_dir: Path, api: Api, kubeconfig: Path) -> None:
+    def __init__(
+        self, options: Options, cpus: int, folder: Path, cdi_dir: Path, api: Api, kubeconfig: Path, port: int
+    ) -> None:
         self._options = options
+        self._port = port
         self._folder = folder
         self._api = api
         self._kubeconfig = kubeconfig
@@ -128,7 +131,8 @@ class Node:
                 Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="load-", dir=place)))
                 for place in (None, _MEMORY)
             )
-            node = cls(options, cpus, folder, cdi_dir, api, kubeconfig)
+            port = stack.enter_context(reserved_port())
+            node = cls(options, cpus, folder, cdi_dir, api, kubeconfig, port)
             await api.create_node(node.name)
             stack.push_async_callback(api.forget_node, node.name)
             await stack.enter_async_context(node._kubelet)
@@ -211,6 +215,6 @@ class Node:
             "cdi_dir": self.cdi_dir,
             "sysfs_root": self.sysfs_root,
             "nri_socket": self._runtime.socket_path,
-            "port": free_port(),
+            "port": self._port,
         }
         return [part.format_map(places) for part in self._options.command]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from e2e import scratch
+from e2e.command import call
 from e2e.images import IMAGE, write_archive
 from e2e.program import Program
 
@@ -155,19 +155,7 @@ class Containerd:
         RuntimeError
             If it fails; the text has what it printed.
         """
-        process = await asyncio.create_subprocess_exec(
-            self._programs / "ctr",
-            f"--address={self.socket}",
-            "--namespace=k8s.io",
-            *arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        output = (await process.communicate())[0].decode(errors="replace")
-        if process.returncode != 0:
-            raise RuntimeError(f"ctr {' '.join(arguments)}: {output}")
-        return output
+        return await call((self._programs / "ctr", f"--address={self.socket}", "--namespace=k8s.io"), arguments)
 
     async def destroy(self) -> None:
         """End it with all its containers, and remove all that it has made."""

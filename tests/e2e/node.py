@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -14,12 +13,12 @@ import aiohttp
 
 from driver.names import DRIVER_NAME
 from driver.sandbox.apistatus import JsonObject
-from driver.sandbox.clusterbox import ClusterBox, free_port
+from driver.sandbox.clusterbox import ClusterBox
 from driver.sandbox.driverprocess import DriverProcess
 from driver.sandbox.kinds import RESOURCE_CLAIMS
 from driver.sandbox.kubelet import ClaimName
 from driver.sandbox.offers import Offer, allocated_claim, read_offers
-from e2e import kernel, scratch
+from e2e import endpoints, kernel, scratch, waiting
 from e2e.containerd import Containerd
 from e2e.cri import Cri, CriError, Pod
 from fastcpu import CpuSet
@@ -89,7 +88,7 @@ class Node:
         settings : mapping of str to str
             Who chooses CPUs, and by what they are grouped.
         """
-        address = f"127.0.0.1:{free_port()}"
+        address = f"127.0.0.1:{self.box.reserve_port()}"
         self._url = f"http://{address}"
         own = (f"--bind-address={address}", f"--nri-socket={self.containerd.nri_socket}", *flags)
         mark = scratch.mark(self.containerd.folder)
@@ -132,10 +131,7 @@ class Node:
 
     async def metrics(self) -> dict[str, float]:
         """Return all metrics by name and labels as they are written, without their common prefix."""
-        async with aiohttp.ClientSession() as session, session.get(f"{self._url}/metrics") as answer:
-            text = await answer.text()
-        lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("dra_cpu_")]
-        return {name.removeprefix("dra_cpu_"): float(value) for name, value in lines}
+        return await endpoints.metrics(self._url)
 
     # Claims
 
@@ -237,18 +233,10 @@ class Node:
 
     async def until(self, condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait for something that nobody tells."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not await condition():  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-        except TimeoutError:
-            raise AssertionError(f"waited {timeout_s:g} s in vain: {what}") from None
+        await waiting.until(condition, what, timeout_s, pause_s=0.01)
 
     async def _is_ready(self) -> bool:
-        try:
-            return (await self.readiness())[0] == 200
-        except aiohttp.ClientError:
-            return False
+        return await endpoints.is_ready(self._url)
 
     async def _end(self) -> None:
         # A stopped process does not end when it is asked to.

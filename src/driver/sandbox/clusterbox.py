@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -238,14 +237,6 @@ def held_cpus(cdi_dir: Path) -> dict[str, CpuSet]:
                 if name.startswith(CPUSET_VARIABLE_PREFIX):
                     held[name.removeprefix(CPUSET_VARIABLE_PREFIX)] = CpuSet.parse(cpus)
     return held
-
-
-def free_port() -> int:
-    """Return a port of the loopback address on which nothing listens now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _short_folder() -> Path:

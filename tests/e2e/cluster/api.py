@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 
 JsonObject = dict[str, Any]
+Condition = Callable[[list[JsonObject]], Any]
 
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/namespaces/default/pods"
@@ -18,6 +21,8 @@ CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 CLAIM_TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
+
+_AGAIN_S = 1.0
 
 
 class ApiError(Exception):
@@ -93,6 +98,47 @@ class Api:
             if error.status != 404:
                 raise
 
+    async def until(self, collection: str, condition: Condition, what: str, timeout_s: float) -> Any:
+        """Wait until a collection is as it should be.
+
+        Parameters
+        ----------
+        collection : str
+        condition : callable
+            Told of all objects; what it returns is returned, once that is true.
+        what : str
+            What is waited for.
+        timeout_s : float
+
+        Raises
+        ------
+        AssertionError
+            If it does not happen.
+        """
+        items: dict[str, JsonObject] = {}
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    answer = await self.request("GET", collection)
+                    items = {item["metadata"]["name"]: item for item in answer["items"]}
+                    if result := condition(list(items.values())):
+                        return result
+                    query = {"watch": "1", "resourceVersion": answer["metadata"]["resourceVersion"]}
+                    async with self._session.get(
+                        f"{self._url}{collection}", params=query, timeout=aiohttp.ClientTimeout()
+                    ) as events:
+                        async for line in events.content:
+                            event = json.loads(line)
+                            if event["type"] == "ERROR":
+                                break
+                            _note(items, event)
+                            if result := condition(list(items.values())):
+                                return result
+                    await asyncio.sleep(_AGAIN_S)
+        except TimeoutError:
+            there = "\n".join(json.dumps([name, item.get("status", item)]) for name, item in items.items())
+            raise AssertionError(f"waited {timeout_s:g} s in vain: {what}; there is:\n{there}") from None
+
     async def request(
         self, method: str, path: str, body: JsonObject | None = None, *, parameters: dict[str, str] | None = None
     ) -> JsonObject:
@@ -111,3 +157,11 @@ class Api:
             if answer.status >= 400:
                 raise ApiError(answer.status, data.get("message", ""))
             return data
+
+
+def _note(items: dict[str, JsonObject], event: JsonObject) -> None:
+    name = event["object"]["metadata"]["name"]
+    if event["type"] == "DELETED":
+        items.pop(name, None)
+    else:
+        items[name] = event["object"]

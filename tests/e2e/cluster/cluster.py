@@ -11,16 +11,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import yaml
 
 from driver.names import DRIVER_NAME
 from driver.sandbox.driverprocess import DriverProcess
-from e2e import kernel, programs, scratch
+from e2e import kernel, programs, scratch, waiting
 from e2e.cluster.api import CLAIMS, EVENTS, PODS, SLICES, Api, JsonObject
 from e2e.cluster.controlplane import ControlPlane
 from e2e.cluster.node import KubernetesNode
 from e2e.cluster.ports import free_ports
+from e2e.command import call
+from e2e.endpoints import is_ready
 
 NODE_NAME = "node-1"
 RELEASE = "dracpu"
@@ -97,19 +98,9 @@ class Cluster:
         """
         helm = await asyncio.to_thread(programs.build, programs.HELM)
         homes = {f"HELM_{kind}_HOME": str(self.folder / "helm") for kind in ("CACHE", "CONFIG", "DATA")}
-        process = await asyncio.create_subprocess_exec(
-            helm / "helm",
-            f"--kubeconfig={self.control_plane.admin}",
-            *arguments,
-            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={"HOME": str(self.folder), **homes, **scratch.mark(self.folder)},
-        )
-        output, error = await process.communicate(None if input is None else input.encode())
-        if process.returncode != 0:
-            raise RuntimeError(f"helm {' '.join(arguments)}: {error.decode(errors='replace').strip()}")
-        return output.decode(errors="replace")
+        command = (helm / "helm", f"--kubeconfig={self.control_plane.admin}")
+        environment = {"HOME": str(self.folder), **homes, **scratch.mark(self.folder)}
+        return await call(command, arguments, input=input, environment=environment)
 
     async def import_image(self, archive: Path) -> None:
         """Make an image known to the node."""
@@ -296,19 +287,4 @@ class Cluster:
 
     async def until(self, condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait for something that nobody tells."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not await condition():  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            raise AssertionError(f"waited {timeout_s:g} s in vain: {what}") from None
-
-
-async def is_ready(url: str) -> bool:
-    """Tell whether a driver says that it is ready."""
-    async with aiohttp.ClientSession() as session:
-        try:
-            async with session.get(f"{url}/readyz") as answer:
-                return answer.status == 200
-        except aiohttp.ClientError:
-            return False
+        await waiting.until(condition, what, timeout_s, pause_s=0.05)

@@ -8,7 +8,6 @@ import base64
 import random
 import re
 import ssl
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -21,6 +20,7 @@ from e2e import scratch
 from e2e.cluster import forwarder
 from e2e.cluster.certificates import Authority, private_key
 from e2e.cluster.ports import free_ports, is_free
+from e2e.command import call
 from e2e.program import Program
 
 # The machine as a guest of QEMU with user networking sees it.
@@ -147,20 +147,9 @@ class ControlPlane:
         RuntimeError
             If it fails; the text has what it says.
         """
-        process = await asyncio.create_subprocess_exec(
-            self.programs / "kubectl",
-            f"--kubeconfig={kubeconfig or self.admin}",
-            f"--cache-dir={self.folder / 'kubectl-cache'}",
-            *arguments,
-            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={"HOME": str(self.folder), **scratch.mark(self.folder)},
-        )
-        output, error = await process.communicate(None if input is None else input.encode())
-        if process.returncode != 0:
-            raise RuntimeError(f"kubectl {' '.join(arguments)}: {error.decode(errors='replace').strip()}")
-        return output.decode(errors="replace")
+        flags = (f"--kubeconfig={kubeconfig or self.admin}", f"--cache-dir={self.folder / 'kubectl-cache'}")
+        environment = {"HOME": str(self.folder), **scratch.mark(self.folder)}
+        return await call((self.programs / "kubectl", *flags), arguments, input=input, environment=environment)
 
     async def _remove(self) -> None:
         for program in (self.scheduler, self.controller_manager, self.service, self.api_server, self.etcd):

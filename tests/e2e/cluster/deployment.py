@@ -9,12 +9,10 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-import aiohttp
-
 from driver.names import CDI_KIND, DRIVER_NAME
-from e2e import kernel
+from e2e import endpoints, kernel
 from e2e.cluster.api import JsonObject
-from e2e.cluster.cluster import NAMESPACE, Cluster, is_ready
+from e2e.cluster.cluster import NAMESPACE, Cluster
 
 # The chart gives it to the driver, and nothing else here has it.
 VARIABLE = b"NODE_NAME="
@@ -85,13 +83,10 @@ class Deployment:
 
     async def metrics(self) -> dict[str, float]:
         """Return all metrics by name and labels as they are written, without their common prefix."""
-        async with aiohttp.ClientSession() as session, session.get(f"{self._cluster.deployed_url}/metrics") as answer:
-            text = await answer.text()
-        lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("dra_cpu_")]
-        return {name.removeprefix("dra_cpu_"): float(value) for name, value in lines}
+        return await endpoints.metrics(self._cluster.deployed_url)
 
     async def _is_ready(self) -> bool:
-        return await is_ready(self._cluster.deployed_url)
+        return await endpoints.is_ready(self._cluster.deployed_url)
 
     # What it has on the node
 

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import aiohttp
 import yaml
 
-from e2e import scratch
+from e2e import endpoints, scratch
 from e2e.cluster.controlplane import ControlPlane
 from e2e.cluster.ports import free_ports
 from e2e.containerd import Containerd
@@ -232,9 +231,4 @@ class KubernetesNode:
         return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
 
     async def _is_healthy(self) -> bool:
-        async with aiohttp.ClientSession() as session:
-            try:
-                async with session.get(f"http://127.0.0.1:{self._health_port}/healthz") as answer:
-                    return answer.status == 200
-            except aiohttp.ClientError:
-                return False
+        return await endpoints.is_ok(f"http://127.0.0.1:{self._health_port}/healthz")

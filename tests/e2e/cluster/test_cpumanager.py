@@ -14,6 +14,10 @@ SOCKET = 'device.attributes["dra.cpu"].socketID'
 UNSCHEDULABLE = "cannot allocate all claims"
 
 
+# Both outlive each test, whose pods cannot end without the driver.
+pytestmark = pytest.mark.usefixtures("device_class", "driver")
+
+
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def driver(undeployed):
     """A process: a pod of the driver's would keep one of the two CPUs."""
@@ -21,13 +25,6 @@ async def driver(undeployed):
     await undeployed.wait_driver_ready()
     yield driver
     await driver.terminate()
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def cluster(cluster, device_class, driver):
-    yield cluster
-    # Its pods cannot end without the driver.
-    await cluster.clear()
 
 
 def same(attribute, *requests):

@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 import pytest_asyncio
 
-from e2e.cluster.cluster import is_ready
 from e2e.cluster.manifests import as_text, claim, cpuset_config, pod
+from e2e.endpoints import is_ready
+
+# Both outlive each test, whose pods cannot end without the driver.
+pytestmark = pytest.mark.usefixtures("device_class", "driver")
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
@@ -17,13 +21,6 @@ async def driver(undeployed):
     await undeployed.wait_driver_ready()
     yield driver
     await driver.terminate()
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def cluster(cluster, device_class, driver):
-    yield cluster
-    # Its pods cannot end without the driver.
-    await cluster.clear()
 
 
 async def health(cluster):

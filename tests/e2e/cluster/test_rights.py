@@ -16,8 +16,9 @@ import yaml
 
 from driver.names import DRIVER_NAME
 from e2e.cluster.api import SLICES
-from e2e.cluster.cluster import CHART, NAMESPACE, NODE_NAME, RELEASE, is_ready
+from e2e.cluster.cluster import CHART, NAMESPACE, NODE_NAME, RELEASE
 from e2e.cluster.manifests import as_text, claim, cpuset_config, pod
+from e2e.endpoints import is_ready
 
 ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 

@@ -16,10 +16,11 @@ import yaml
 
 from driver.names import DRIVER_NAME
 from driver.sandbox.offers import Offer, allocated_claim, read_offers
+from e2e import endpoints
+from e2e.cluster.api import CLAIMS, NODES, PODS, SLICES, Api, JsonObject
 from e2e.cluster.controlplane import ControlPlane
 from e2e.images import IMAGE
-from e2e.vm import api, changes
-from e2e.vm.api import Api, JsonObject
+from e2e.vm import changes
 from e2e.vm.machine import HOST, VirtualMachine
 from fastcpu import CpuSet
 
@@ -79,7 +80,7 @@ class Node:
     @asynccontextmanager
     async def open(cls, vm: VirtualMachine, control_plane: ControlPlane) -> AsyncIterator[Node]:
         """Start all but the driver; it ends with the virtual machine."""
-        async with Api(control_plane) as client:
+        async with Api(control_plane.url, control_plane.admin_tls) as client:
             node = cls(vm, control_plane, client)
             await node._start()
             yield node
@@ -98,7 +99,7 @@ class Node:
             "start", name="kubelet", argv=[*kubelet, f"--hostname-override={NAME}"], environment=_FEW_THREADS
         )
         await self.vm.run("ctr", "--namespace=k8s.io", "images", "import", "/images/busybox.tar")
-        await self.api.until(api.NODES, _any_ready, "the node is ready", PATIENCE_S)
+        await self.api.until(NODES, _any_ready, "the node is ready", PATIENCE_S)
 
     # The driver
 
@@ -131,9 +132,7 @@ class Node:
 
     async def metrics(self) -> dict[str, float]:
         """Return all metrics of the driver by name and labels, without their common prefix."""
-        text = await self.vm.call("fetch", url=f"{_METRICS}/metrics")
-        lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("dra_cpu_")]
-        return {name.removeprefix("dra_cpu_"): float(value) for name, value in lines}
+        return endpoints.read_metrics(await self.vm.call("fetch", url=f"{_METRICS}/metrics"))
 
     async def show_logs(self) -> None:
         """Print the ends of all logs, which pytest shows with a test that fails."""
@@ -145,7 +144,7 @@ class Node:
 
     async def slices(self) -> list[JsonObject]:
         """Return the driver's slices."""
-        return [item for item in await self.api.items(api.SLICES) if item["spec"]["driver"] == DRIVER_NAME]
+        return [item for item in await self.api.list(SLICES) if item["spec"]["driver"] == DRIVER_NAME]
 
     async def offers(self) -> dict[str, Offer]:
         """Return what an external scheduler reads in the slices, by the devices' names."""
@@ -169,7 +168,7 @@ class Node:
         """
         name = self.name("claim")
         await self.api.create(
-            api.CLAIMS,
+            CLAIMS,
             {
                 "apiVersion": "resource.k8s.io/v1",
                 "kind": "ResourceClaim",
@@ -213,7 +212,7 @@ class Node:
         if not bound:
             spec["schedulerName"] = "external"
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
-        await self.api.create(api.PODS, body)
+        await self.api.create(PODS, body)
         return name
 
     async def place(self, *places: tuple[Offer, CpuSet]) -> tuple[str, list[str]]:
@@ -229,17 +228,17 @@ class Node:
             body = allocated_claim(self.name("claim"), offer, str(cpus), len(cpus))
             statuses.append(body.pop("status"))
             body["metadata"]["finalizers"] = ["resource.kubernetes.io/delete-protection"]
-            claims.append(await self.api.create(api.CLAIMS, body))
+            claims.append(await self.api.create(CLAIMS, body))
         names = [claim["metadata"]["name"] for claim in claims]
         pod = await self.run(*([name] for name in names), bound=False)
-        uid = (await self.api.get(api.PODS, pod))["metadata"]["uid"]
+        uid = (await self.api.request("GET", f"{PODS}/{pod}"))["metadata"]["uid"]
         reserved_for = [{"resource": "pods", "name": pod, "uid": uid}]
         for name, claim, status in zip(names, claims, statuses, strict=True):
             claim["status"] = {**status, "reservedFor": reserved_for}
-            await self.api.replace(f"{api.CLAIMS}/{name}/status", claim)
+            await self.api.replace(f"{CLAIMS}/{name}/status", claim)
         target = {"apiVersion": "v1", "kind": "Node", "name": NAME}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
-        await self.api.create(f"{api.PODS}/{pod}/binding", binding)
+        await self.api.create(f"{PODS}/{pod}/binding", binding)
         return pod, names
 
     async def running(self, *pods: str) -> dict[str, list[str]]:
@@ -252,14 +251,14 @@ class Node:
             found = {item["metadata"]["name"]: _running(item) for item in items if item["metadata"]["name"] in pods}
             return found if len(found) == len(pods) and all(found.values()) else {}
 
-        result: dict[str, list[str]] = await self.api.until(api.PODS, ids, f"{pods} run", PATIENCE_S)
+        result: dict[str, list[str]] = await self.api.until(PODS, ids, f"{pods} run", PATIENCE_S)
         return result
 
     async def end(self, pods: Collection[str], claims: Collection[str] = ()) -> None:
         """Delete pods and claims, and wait until they are gone."""
-        for collection, names in ((api.PODS, pods), (api.CLAIMS, claims)):
-            await asyncio.gather(*(self.api.delete(collection, name) for name in names))
-        for collection, names in ((api.PODS, pods), (api.CLAIMS, claims)):
+        for collection, names in ((PODS, pods), (CLAIMS, claims)):
+            await asyncio.gather(*(self.api.delete(f"{collection}/{name}") for name in names))
+        for collection, names in ((PODS, pods), (CLAIMS, claims)):
             await self.api.until(
                 collection,
                 lambda items, names=names: {item["metadata"]["name"] for item in items}.isdisjoint(names),
@@ -270,8 +269,7 @@ class Node:
     async def end_all(self) -> None:
         """Delete all pods and claims."""
         names = [
-            [item["metadata"]["name"] for item in await self.api.items(collection)]
-            for collection in (api.PODS, api.CLAIMS)
+            [item["metadata"]["name"] for item in await self.api.list(collection)] for collection in (PODS, CLAIMS)
         ]
         await self.end(*names)
 
@@ -282,7 +280,7 @@ class Node:
             [found] = [item for item in items if item["metadata"]["name"] == claim]
             return [device["data"]["cpuset"] for device in found["status"].get("devices", ())]
 
-        cpusets = await self.api.until(api.CLAIMS, told, f"the driver tells the CPUs of {claim}", PATIENCE_S)
+        cpusets = await self.api.until(CLAIMS, told, f"the driver tells the CPUs of {claim}", PATIENCE_S)
         return CpuSet().union(*map(CpuSet.parse, cpusets))
 
     # What the kernel says

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.vm import api
+from e2e.cluster.api import PODS
 from e2e.vm.checks import MANAGED, exactly, settings
 from e2e.vm.node import ISOLATED, request
 from fastcpu import CpuSet
@@ -60,7 +60,7 @@ async def test_capacity_selector_and_match_attribute(node):
     assert cpus <= SOCKETS[1]
     assert [len(cpus & NUMA_NODES[2]), len(cpus & NUMA_NODES[3])] == [3, 3]
     await exactly(node, granted, [])
-    assert unschedulable(await node.api.get(api.PODS, too_large_pod))
+    assert unschedulable(await node.api.get(f"{PODS}/{too_large_pod}"))
 
 
 def unschedulable(pod):

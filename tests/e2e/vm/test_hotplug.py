@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest_asyncio
 
-from e2e.vm import api
+from e2e.cluster.api import EVENTS, PODS, SLICES
 from e2e.vm.checks import MANAGED, settings
 from e2e.vm.node import ISOLATED, PATIENCE_S
 from fastcpu import CpuSet
@@ -31,7 +31,7 @@ async def until_offered(node, device, cpus):
             and found["capacity"]["dra.cpu/cpu"]["value"] == str(len(CpuSet.parse(cpus)))
         ]
 
-    await node.api.until(api.SLICES, offered, f"{device} is published with CPUs {cpus}", PATIENCE_S)
+    await node.api.until(SLICES, offered, f"{device} is published with CPUs {cpus}", PATIENCE_S)
 
 
 async def until_healthy(node, pod, health):
@@ -47,7 +47,7 @@ async def until_healthy(node, pod, health):
             if resource["health"] == health
         ]
 
-    return await node.api.until(api.PODS, told, f"devices of {pod} are {health}", PATIENCE_S)
+    return await node.api.until(PODS, told, f"devices of {pod} are {health}", PATIENCE_S)
 
 
 async def test_while_free(node):
@@ -63,7 +63,7 @@ async def test_while_free(node):
     def refused(events):
         return [one for one in events if "CPU 9 is not online on this node" in one.get("message", "")]
 
-    assert await node.api.until(api.EVENTS, refused, "the claim is refused", PATIENCE_S)
+    assert await node.api.until(EVENTS, refused, "the claim is refused", PATIENCE_S)
     await node.end([pod], [claim])
 
     await node.vm.call("set_online", cpu=9, online=True)

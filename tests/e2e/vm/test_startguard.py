@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import signal
 
-from e2e.vm import api
+from e2e.cluster.api import PODS
 from e2e.vm.checks import MANAGED, exactly, settings
 from e2e.vm.node import ISOLATED, PATIENCE_S
 from fastcpu import CpuSet
@@ -32,7 +32,7 @@ async def test_container_that_restarts_while_the_driver_is_dead(node):
         text = json.dumps(found["status"])
         return text if "its claims allow" in text else ""
 
-    text = await node.api.until(api.PODS, refused, "the container is refused", PATIENCE_S)
+    text = await node.api.until(PODS, refused, "the container is refused", PATIENCE_S)
     everything = MANAGED | CpuSet.parse("0")
     lines = [
         f"the container would run on CPUs {cpus}, but its claims allow CPUs {CPUS} only"
