@@ -179,13 +179,15 @@ class DeviceHealth:
     def _gone(self) -> CpuSet:
         """Return the CPUs that have gone offline since the start."""
         online = self._online()
-        return CpuSet() if online is None else self._ledger.pool.online - online
+        pool = self._ledger.pool
+        return pool.offline if online is None else pool.online - online
 
     def _online(self) -> CpuSet | None:
         """Return the CPUs that are online; None if the kernel does not say."""
         try:
             text = self._tree.read(_ONLINE)
-            return None if text is None else CpuSet.parse(text.strip())
+            # None at all cannot be: one runs this.
+            return None if text is None else CpuSet.parse(text.strip()) or None
         except CpuListError:
             return None
 

@@ -180,6 +180,21 @@ def test_without_a_runtime_all_are_unhealthy_after_a_while(machine):
     assert machine.faults() == NONE
 
 
+@pytest.mark.parametrize("text", [None, "", "\0\0", "0-", "5-3", "0-99999999999"])
+def test_what_was_known_stays_if_the_kernel_does_not_say(machine, text):
+    machine.hold("a", "7")
+    machine.online = "0-4,6,8-15"
+    before = machine.faults()
+    assert before != NONE
+    assert str(machine.ledger.pool.offline) == "5,7"
+    machine.online = text
+    assert machine.faults() == before
+    assert str(machine.ledger.pool.offline) == "5,7"
+    assert machine.withdrawn == ["5"]
+    machine.online = "0-15"
+    assert machine.faults() == NONE
+
+
 def test_a_change_is_told_once(machine):
     machine.hold("a", "7")
     changed = machine.devices.changed
