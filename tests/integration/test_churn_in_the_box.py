@@ -107,8 +107,8 @@ class Node:
     def tell(self, client: int, what: str) -> None:
         self.history.append(f"{time.monotonic():.4f} client {client}: {what}")
 
-    async def kill(self, pause_s: float) -> None:
-        """Kill the driver, and start another a little later."""
+    async def kill(self, pause_s: float, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        """Kill the driver, and start another a little later, when something has been done without one."""
         self.killing = True
         await self.process.kill9()
         while self.runtime.plugin is not None:  # noqa: ASYNC110, the end of a connection tells nobody
@@ -116,7 +116,7 @@ class Node:
         self.killing = False
         self.kills += 1
         self.history.append(f"{time.monotonic():.4f} the driver was killed")
-        await asyncio.sleep(pause_s)
+        await asyncio.gather(asyncio.sleep(pause_s), meanwhile())
         await self.process.start()
         await self.box.wait_ready(self.process)
         self.history.append(f"{time.monotonic():.4f} the driver is back")
@@ -151,10 +151,24 @@ class Client:
         self._claims: dict[str, ClaimName] = {}
         self._containers: dict[str, str] = {}
 
-    async def run(self, until: Callable[[], bool]) -> None:
-        """Work until there is enough."""
+    async def begin(self) -> None:
+        """Start the pods."""
         for pod in self._pods:
             await self._node.runtime.run_pod(pod)
+
+    async def hold(self) -> None:
+        """Have a claim prepared."""
+        assert await self._prepare() == "done"
+
+    async def run_unpinned(self) -> None:
+        """Start a container with the claim that is held, while there is no driver that would pin it."""
+        outcome = await self._run_exclusive()
+        assert outcome == "start refused by the guard"
+        self._node.steps[f"run_exclusive: {outcome}"] += 1
+
+    async def run(self, until: Callable[[], bool]) -> None:
+        """Work until there is enough."""
+        await self.begin()
         steps: dict[Callable[[], Awaitable[str]], int] = {
             self._prepare: 8,
             self._run_exclusive: 6,
@@ -367,7 +381,9 @@ async def test_no_container_ever_runs_on_cpus_of_another(allocator, announce):
             process = await box.start_driver({**settings, "allocator": allocator})
             await box.wait_ready(process)
         node = Node(box, process, offers)
-        clients = [Client(node, number, chooses=allocator != "external") for number in range(CLIENTS)]
+        *clients, witness = [Client(node, number, chooses=allocator != "external") for number in range(CLIENTS + 1)]
+        await witness.begin()
+        await witness.hold()
         enough = asyncio.Event()
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
@@ -375,13 +391,13 @@ async def test_no_container_ever_runs_on_cpus_of_another(allocator, announce):
                 group.create_task(client.run(enough.is_set))
             for _ in range(2):
                 await asyncio.sleep(SECONDS / 3)
-                await node.kill(pause_s=0.5)
+                await node.kill(0.5, witness.run_unpinned)
             await asyncio.sleep(SECONDS / 3)
             enough.set()
         took = time.monotonic() - began
         await node.settled()
         node.check()
-        for client in clients:
+        for client in (*clients, witness):
             await client.end()
         await node.settled()
         assert held_cpus(box.cdi_dir) == {}
