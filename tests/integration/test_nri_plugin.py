@@ -539,21 +539,62 @@ async def test_isolated_cpus_are_for_claims_only(make_node):
 # Synchronisation
 
 
-async def test_containers_of_two_pods_with_one_claim_are_not_both_left_on_its_cpus(node):
-    await node.preparer.prepare(node.claims.add("a", "2-5", "p", "q"))
-    first = await node.run("p", "a")
+def add_second(node: Node, first: str, **differs: object) -> str:
+    """Have the runtime know a container like another one in pod q, as if nobody had refused it."""
+    second = nri.Container()
+    second.CopyFrom(node.runtime.containers[first])
+    second.pod_sandbox_id = "sandbox-q"
+    for name, value in differs.items():
+        setattr(second, name, value)
+    node.runtime.containers[second.id] = second
+    if second.state == nri.CONTAINER_RUNNING:
+        node.runtime.cpusets[second.id] = second.linux.resources.cpu.cpus
+    return second.id
+
+
+async def lose_driver(node: Node) -> None:
     await node.kill()
     with suppress(RefusedError):
         await node.run("r")
+
+
+async def test_containers_of_two_pods_with_one_claim_are_not_both_left_on_its_cpus(node):
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p", "q"))
+    first = await node.run("p", "a")
+    await lose_driver(node)
     await node.run_pod("q")
-    second = nri.Container()
-    second.CopyFrom(node.runtime.containers[first])
-    second.id, second.pod_sandbox_id, second.created_at = "q-x", "sandbox-q", 1
-    node.runtime.containers[first].created_at = 0
-    node.runtime.containers["q-x"] = second
-    node.runtime.cpusets["q-x"] = "2-5"
+    node.runtime.containers[first].created_at = 1
+    second = add_second(node, first, id="a", created_at=2)
     await node.start()
-    assert (node.cpus(first), node.cpus("q-x")) == ("2-5", "0-1,6-15")
+    assert (node.cpus(first), node.cpus(second)) == ("2-5", "0-1,6-15")
+
+
+@pytest.mark.parametrize("state", [nri.CONTAINER_CREATED, nri.CONTAINER_RUNNING])
+async def test_a_container_keeps_its_cpus_whatever_was_created_for_its_claim_without_a_driver(node, state):
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p", "q"))
+    first = await node.run("p", "a")
+    await lose_driver(node)
+    await node.run_pod("q")
+    # By its id it would be the first, and a runtime before NRI 0.10 tells no other order.
+    node.runtime.containers[first].created_at = 0
+    second = add_second(node, first, id="a", state=state)
+    node.runtime.containers[second].linux.Clear()
+    node.runtime.cpusets.pop(second, None)
+    await node.start()
+    assert node.cpus(first) == "2-5"
+    assert node.runtime.containers[second].linux.resources.cpu.cpus == "0-1,6-15"
+
+
+async def test_of_two_containers_with_the_cpus_of_one_claim_the_one_that_runs_keeps_them(node):
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p", "q"))
+    first = await node.run("p", "a")
+    await lose_driver(node)
+    await node.run_pod("q")
+    node.runtime.containers[first].created_at = 0
+    second = add_second(node, first, id="a", state=nri.CONTAINER_CREATED)
+    await node.start()
+    assert node.cpus(first) == "2-5"
+    assert node.runtime.containers[second].linux.resources.cpu.cpus == "0-1,6-15"
 
 
 async def test_one_container_that_cannot_be_updated_does_not_stop_the_others(node):

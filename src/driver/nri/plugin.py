@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Final, Protocol
 from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.json_values import quoted
 from driver.logs import fields
-from driver.names import CPUSET_VARIABLE_PREFIX, ClaimUID
 from driver.nri import messages
 from driver.nri.containers import Container, Phase
 from driver.nri.decisions import Decision, Exclusive, Marks, Refused, Unverified, decide, decide_living
 from driver.nri.errors import Refusal
+from driver.nri.precedence import precedence
 from fastcpu import CpuSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from driver.nri.containers import Pod
     from driver.nri.decisions import Request
@@ -283,7 +283,11 @@ class RuntimePlugin:
             messages.read_request(by_id.get(container.pod_sandbox_id) or messages.unknown_pod(container), container)
             for container in living
         ]
-        order = sorted(range(len(living)), key=lambda index: _precedence(requests[index], living[index], former))
+        rights = [
+            precedence(request, container, former, self._enforcement.records)
+            for request, container in zip(requests, living, strict=True)
+        ]
+        order = sorted(range(len(living)), key=rights.__getitem__)
         self._containers.replace_all(())
         self._ended.clear()
         updates = []
@@ -386,16 +390,6 @@ class RuntimePlugin:
 @dataclass(slots=True)
 class _Measured:
     mode: str = "unknown"
-
-
-def _precedence(
-    request: Request, container: nri.Container, former: Mapping[ClaimUID, str]
-) -> tuple[bool, bool, int, str]:
-    """Order containers by their right to a claim: those of the pod that had it, marked ones, older ones."""
-    names = (entry.partition("=")[0].removeprefix(CPUSET_VARIABLE_PREFIX) for entry in request.variables)
-    had_it = any(former.get(ClaimUID(name)) == request.pod.uid for name in names)
-    marked = bool(request.guards or request.cdi_devices)
-    return not had_it, not marked, container.created_at, container.id
 
 
 def _tells_cdi_devices(runtime_name: str, runtime_version: str) -> bool:

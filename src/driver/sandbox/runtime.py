@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -89,6 +90,7 @@ class ContainerRuntime:
         self._inject = inject
         self._run_hooks = run_hooks
         self._say = say
+        self._tells_times = bool(traits.nri_version)
         self._plugins = NriPlugins(socket_path, traits, self)
         self._changed = asyncio.Event()
         self._starting: set[str] = set()
@@ -229,6 +231,7 @@ class ContainerRuntime:
             created.linux.resources.MergeFrom(resources)
             await between()
             created.state = nri.CONTAINER_CREATED
+            created.created_at = time.time_ns() if self._tells_times else 0
             self.containers[created.id] = created
             self._end_owed.add(created.id)
             await self._plugins.tell(nri.POST_CREATE_CONTAINER, pod, created)
