@@ -75,7 +75,7 @@ class RecordStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._writes = Batches(self._write_all)
+        self._writes = Batches(self.write_all_now)
 
     async def write(self, record: Record) -> bool:
         """Put a record on the disk, durably.
@@ -110,7 +110,8 @@ class RecordStore:
         """
         return await asyncio.to_thread(self._load)
 
-    def _write_all(self, records: Sequence[Record]) -> list[bool | Exception]:
+    def write_all_now(self, records: Sequence[Record]) -> list[bool | Exception]:
+        """Do what `write` does for several claims, in this thread, and return the exception of each that failed."""
         contents = [(_name(record.uid), encode_record(record)) for record in records]
         return replace_files_durably(self._folder, contents, mode=_FILE_MODE, folder_mode=_FOLDER_MODE)
 

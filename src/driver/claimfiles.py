@@ -4,7 +4,8 @@
 Holding goes ledger, record, runtime, spec; letting go goes spec, record, ledger, runtime. So at every moment a spec has
 a record and the CPUs of a record are held, and whatever a crash leaves is completed by `driver.restore`. A failure
 undoes the earlier steps; where even that fails the CPUs stay held, and the claim's next prepare or unprepare goes on
-from there.
+from there. Where the runtime has nobody to move, it is asked before the record already: the ledger keeps others from
+coming.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class ClaimFiles:
         self._attributes = attributes
         self._runtime = runtime
         # One visit to a thread, and to the right to run Python there, for all that belongs together.
+        self._everything = Batches(self._write_everything)
         self._specs = Batches(each(self._write_specs))
         self._removals = Batches(self._remove_all)
 
@@ -89,9 +91,14 @@ class ClaimFiles:
         """
         with self._runtime.barred(record.uid, "is still being prepared"):
             try:
-                await self._records.write(record)
-                await self._runtime.confirm(record, deadline)
-                _, metadata_ids = await self._specs.do(record)
+                if self._runtime.is_clear(record):
+                    _, metadata_ids = await self._everything.do(record)
+                    # The runtime may have come back with containers that nobody knew.
+                    await self._runtime.confirm(record, deadline)
+                else:
+                    await self._records.write(record)
+                    await self._runtime.confirm(record, deadline)
+                    _, metadata_ids = await self._specs.do(record)
             except Exception as error:
                 await self._undo(record)
                 if isinstance(error, ClaimPendingError):
@@ -169,6 +176,14 @@ class ClaimFiles:
         else:
             self._ledger.release(record.uid)
             self._runtime.released(record.uid)
+
+    def _write_everything(self, records: Sequence[Record]) -> list[tuple[bool, dict[str, str]] | Exception]:
+        """Write records, then the specs of those whose record is on the disk."""
+        write_specs = each(self._write_specs)
+        outcomes: list[tuple[bool, dict[str, str]] | Exception] = []
+        for record, outcome in zip(records, self._records.write_all_now(records), strict=True):
+            outcomes += [outcome] if isinstance(outcome, Exception) else write_specs([record])
+        return outcomes
 
     def _write_specs(self, record: Record) -> tuple[bool, dict[str, str]]:
         is_new = self._cdi.write_now(record.uid, record.cpus)

@@ -43,6 +43,9 @@ class Runtime(Protocol):
     def learn(self, uid: ClaimUID, claim: Mapping[str, object], /) -> None:
         """Take note of a claim that holds CPUs, as the API server sent it just now."""
 
+    def is_clear(self, record: Record, /) -> bool:
+        """Tell whether there is no container to be moved away from the CPUs of a claim that the ledger holds."""
+
     async def confirm(self, record: Record, deadline: float, /) -> None:
         """Move all containers away from a claim's CPUs but those that use the claim, and make sure that they are.
 
@@ -99,6 +102,10 @@ class NoRuntime:
 
     def learn(self, uid: ClaimUID, claim: Mapping[str, object]) -> None:
         """Ignore it."""
+
+    def is_clear(self, record: Record) -> bool:
+        """Find no container."""
+        return True
 
     async def confirm(self, record: Record, deadline: float) -> None:
         """Confirm at once."""

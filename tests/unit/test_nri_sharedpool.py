@@ -185,6 +185,9 @@ class NoFiles:
     def remove_now(self, *_: object) -> None:
         pass
 
+    def write_all_now(self, records: Sequence[object]) -> list[bool | Exception]:
+        return [True] * len(records)
+
     def remove_all_now(self, claims: Sequence[object]) -> list[bool | Exception]:
         return [True] * len(claims)
 

@@ -27,6 +27,7 @@ class Runtime:
         self.open_again: list[str] = []
         self.deadlines: list[float] = []
         self.known = True
+        self.clear = False
         self.changed = asyncio.Event()
 
     def _ask(self, what: str, about: object) -> None:
@@ -50,6 +51,9 @@ class Runtime:
 
     def learn(self, uid: ClaimUID, claim: object) -> None:
         self._ask("learn", uid)
+
+    def is_clear(self, record) -> bool:
+        return self.clear
 
     async def confirm(self, record, deadline: float) -> None:
         self.deadlines.append(deadline)
@@ -95,6 +99,31 @@ async def test_others_are_moved_away_when_there_is_a_record_and_before_there_is_
     assert runtime.shut == [("a", "is still being prepared")]
     assert runtime.open_again == ["a"]
     assert node.agreed() == A
+
+
+async def test_where_nobody_is_to_be_moved_the_files_are_written_at_once_and_the_runtime_is_asked_again(node, runtime):
+    runtime.clear = True
+    reference = node.claims.add("a", "2-5")
+    await node.prepare(reference)
+    assert runtime.steps() == ["admit", "learn", "confirm"]
+    assert runtime.state_at("confirm") == (A, A, A)
+    assert runtime.open_again == ["a"]
+    assert node.agreed() == A
+    await node.unprepare(reference)
+    runtime.unwilling["confirm"] = RuntimePendingError("a container has come back that has these CPUs")
+    with pytest.raises(ClaimError, match="has come back"):
+        await node.prepare(reference)
+    assert node.agreed() == {}
+    assert runtime.steps()[-2:] == ["released", "spare"]
+
+
+async def test_a_claim_whose_record_cannot_be_written_gets_no_spec_beside_others_that_can(node, runtime, disk):
+    runtime.clear = True
+    disk.fail("rename", "/.b.json.", errno.ENOSPC)
+    preparing = (node.prepare(node.claims.add(uid, cpus)) for uid, cpus in (("a", "2-5"), ("b", "6-7"), ("c", "8-9")))
+    _, failed, _ = await asyncio.gather(*preparing, return_exceptions=True)
+    assert "No space left" in str(failed)
+    assert node.agreed() == {"a": "2-5", "c": "8-9"}
 
 
 async def test_a_claim_whose_cpus_cannot_be_freed_holds_nothing_and_they_are_spared_for_the_retry(node, runtime):
@@ -219,6 +248,7 @@ async def test_without_enforcement_nothing_is_asked_and_nothing_is_known(make_re
     runtime = NoRuntime()
     runtime.admit(CpuSet(range(64)))
     runtime.learn(ClaimUID("a"), {})
+    assert runtime.is_clear(make_record("a"))
     await runtime.confirm(make_record("a"), 0.0)
     await runtime.unused(ClaimUID("a"), 0.0)
     with runtime.barred(ClaimUID("a"), "is gone"):

@@ -178,6 +178,10 @@ class Enforcement:
         """Take note of a claim that holds CPUs, as the API server sent it just now."""
         self.reservations.learn(uid, claim)
 
+    def is_clear(self, record: Record) -> bool:
+        """Tell whether there is no container to be moved away from a claim's CPUs; see `driver.runtime.Runtime`."""
+        return self.known and self._obstacle(record) is None
+
     async def confirm(self, record: Record, deadline: float) -> None:
         """Have all other containers moved away from a claim's CPUs; see `driver.runtime.Runtime`."""
         self.pool.take_back(record.uid)
@@ -192,7 +196,7 @@ class Enforcement:
                 changed = self._changed
                 if self.known:
                     if obstacle is None or not self._still_there(obstacle, record):
-                        obstacle = next((c for c in self.containers if self._stands_in_the_way(c, record)), None)
+                        obstacle = self._obstacle(record)
                     if obstacle is None:
                         return
                 if self._closing or not await _happens(changed, deadline):
@@ -236,6 +240,9 @@ class Enforcement:
         self.pool.set_aside(record.uid, record.cpus, self.now())
 
     # The parts
+
+    def _obstacle(self, record: Record) -> Container | None:
+        return next((container for container in self.containers if self._stands_in_the_way(container, record)), None)
 
     def _stands_in_the_way(self, container: Container, record: Record) -> bool:
         if record.uid in container.claims:
