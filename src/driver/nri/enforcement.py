@@ -185,6 +185,8 @@ class Enforcement:
     async def confirm(self, record: Record, deadline: float) -> None:
         """Have all other containers moved away from a claim's CPUs; see `driver.runtime.Runtime`."""
         self.pool.take_back(record.uid)
+        if self.is_clear(record):
+            return
         self.needed[record.uid] = record.cpus
         for container in self.containers:
             if container.fault and self._stands_in_the_way(container, record):
