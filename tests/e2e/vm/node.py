@@ -6,17 +6,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from driver.names import DRIVER_NAME
 from driver.sandbox.offers import Offer, allocated_claim, read_offers
 from e2e import endpoints
+from e2e.cluster import manifests
 from e2e.cluster.api import CLAIMS, NODES, PODS, SLICES, Api, JsonObject
 from e2e.cluster.controlplane import ControlPlane
 from e2e.images import IMAGE
@@ -156,26 +156,18 @@ class Node:
         """Return a name that nothing else has."""
         return f"{what}-{next(self._names)}"
 
-    async def claim(self, *requests: Mapping[str, Any], **devices: object) -> str:
+    async def claim(self, *requests: JsonObject, **devices: Sequence[JsonObject]) -> str:
         """Create a claim for the cluster's scheduler, and return its name.
 
         Parameters
         ----------
         *requests : mapping
-            As `request` makes them.
-        **devices : object
+            As `e2e.cluster.manifests.request` makes them.
+        **devices : sequence of mapping
             More of `spec.devices`: its ``constraints`` and ``config``.
         """
         name = self.name("claim")
-        await self.api.create(
-            CLAIMS,
-            {
-                "apiVersion": "resource.k8s.io/v1",
-                "kind": "ResourceClaim",
-                "metadata": {"name": name},
-                "spec": {"devices": {"requests": list(requests), **devices}},
-            },
-        )
+        await self.api.create(CLAIMS, manifests.claim(name, *requests, **devices))
         return name
 
     async def run(self, *claims: Sequence[str], bound: bool = True) -> str:
@@ -307,14 +299,6 @@ class Node:
         """Wait until the kernel lets containers run on these CPUs, and on no others."""
         for container in containers:
             await self.vm.call("wait_allowed", container=container, cpus=str(cpus), timeout_s=PATIENCE_S)
-
-
-def request(name: str, cpus: int, *expressions: str) -> JsonObject:
-    """Return a claim's request for some CPUs of a device that matches CEL expressions."""
-    exactly: JsonObject = {"deviceClassName": DRIVER_NAME, "capacity": {"requests": {f"{DRIVER_NAME}/cpu": str(cpus)}}}
-    if expressions:
-        exactly["selectors"] = [{"cel": {"expression": expression}} for expression in expressions]
-    return {"name": name, "exactly": exactly}
 
 
 def _any_ready(nodes: list[JsonObject]) -> bool:

@@ -11,8 +11,9 @@ import os
 import random
 import signal
 
+from e2e.cluster.manifests import request
 from e2e.vm.checks import MANAGED, settings
-from e2e.vm.node import ISOLATED, PATIENCE_S, request
+from e2e.vm.node import ISOLATED, PATIENCE_S
 
 SECONDS = float(os.environ.get("DRACPU_VM_CHURN_SECONDS", "60"))
 SEED = int(os.environ.get("DRACPU_VM_CHURN_SEED", "0")) or random.randrange(1, 1 << 32)
@@ -23,7 +24,7 @@ SIZES = (1, 1, 1, 2)
 
 async def client(node, rng, over, counts):
     while not over.is_set():
-        claims = [await node.claim(request("cpus", rng.choice(SIZES))) for _ in range(rng.randint(0, 2))]
+        claims = [await node.claim(request(rng.choice(SIZES))) for _ in range(rng.randint(0, 2))]
         pod = await node.run(*([claim] for claim in claims), [])
         await node.running(pod)
         await asyncio.sleep(rng.uniform(0, 2))

@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 
 from e2e.cluster.api import PODS
+from e2e.cluster.manifests import request
 from e2e.vm.checks import MANAGED, exactly, settings
-from e2e.vm.node import ISOLATED, request
+from e2e.vm.node import ISOLATED
 from fastcpu import CpuSet
 
 SIZES = (2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
@@ -20,7 +21,7 @@ async def test_twelve_claims(node, group_by):
     await node.use_driver(**settings("cpumanager", group_by))
     sharing = await node.run([], [])
     ids = await node.running(sharing)
-    claims = [await node.claim(request("cpus", size)) for size in SIZES]
+    claims = [await node.claim(request(size)) for size in SIZES]
     pods = []
     for at in range(0, len(claims), 2):
         pods.append(await node.run(claims[at : at + 1], claims[at + 1 : at + 2]))
@@ -39,17 +40,17 @@ async def test_twelve_claims(node, group_by):
 async def test_capacity_selector_and_match_attribute(node):
     await node.use_driver(**settings("cpumanager", "numanode"))
     # NUMA node 0 has three CPUs, since one is reserved.
-    whole = await node.claim(request("cpus", 4))
+    whole = await node.claim(request(4))
     whole_pod = await node.run([whole])
     await node.running(whole_pod)
-    selected = await node.claim(request("cpus", 1, 'device.attributes["dra.cpu"].socketID == 1'))
+    selected = await node.claim(request(1, 'device.attributes["dra.cpu"].socketID == 1'))
     selected_pod = await node.run([selected])
     await node.running(selected_pod)
     # One after the other they would come to lie on two sockets.
     constraint = {"requests": ["a", "b"], "matchAttribute": "dra.cpu/socketID"}
-    matched = await node.claim(request("a", 3), request("b", 3), constraints=[constraint])
+    matched = await node.claim(request(3, "a"), request(3, "b"), constraints=[constraint])
     matched_pod = await node.run([matched])
-    too_large = await node.claim(request("cpus", 5))
+    too_large = await node.claim(request(5))
     too_large_pod = await node.run([too_large])
     ids = await node.running(whole_pod, selected_pod, matched_pod)
     pods = {whole_pod: whole, selected_pod: selected, matched_pod: matched}

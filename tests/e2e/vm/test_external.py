@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 
 from driver.names import DRIVER_NAME
+from e2e.cluster.manifests import cpuset_config, request
 from e2e.vm.checks import MANAGED, RESERVED, exactly, settings
-from e2e.vm.node import ISOLATED, request
+from e2e.vm.node import ISOLATED
 from fastcpu import CpuSet
 
 # Mixed sizes, with and without both threads of a core, and with socket devices across NUMA nodes. One CPU is left.
@@ -50,10 +51,8 @@ async def test_twelve_claims(node, group_by):
 
 async def named_by_its_claim(node, offer, cpus):
     """Create a claim that names its CPUs itself, and a device of which the cluster's scheduler can take them."""
-    parameters = {"apiVersion": "v1alpha1", "cpuConfig": {"cpuset": str(cpus)}}
-    config = [{"requests": ["cpus"], "opaque": {"driver": DRIVER_NAME, "parameters": parameters}}]
     this_device = f'device.attributes["{DRIVER_NAME}"].cpuIDs == "{offer.cpus}"'
-    return await node.claim(request("cpus", len(cpus), this_device), config=config)
+    return await node.claim(request(len(cpus), selector=this_device), config=[cpuset_config(str(cpus), "cpus")])
 
 
 async def test_published_as_this_kernel_reports(node, group_by):
