@@ -169,8 +169,7 @@ class ClaimFiles:
 
     async def _undo(self, record: Record) -> None:
         try:
-            await self._cdi.remove(record.uid)
-            await self._records.remove(record.uid)
+            await self._removals.do((record.uid, record.namespace, record.name))
         except OSError as error:
             _log.error("cannot undo, the CPUs stay held", extra=fields(cpus=record.cpus, reason=error))
         else:

@@ -383,8 +383,9 @@ async def test_stale_ends_of_containers_change_nothing(node):
     pod = node.runtime.pods["sandbox-p"]
     for identity in ("never-known", "p-0"):
         await plugin.stop_container(pod, nri.Container(id=identity))
-        plugin.event(nri.REMOVE_CONTAINER, pod, nri.Container(id=identity))
         plugin.event(nri.POST_START_CONTAINER, pod, nri.Container(id=identity))
+        plugin.event(nri.REMOVE_CONTAINER, pod, nri.Container(id=identity))
+        plugin.event(nri.POST_UPDATE_CONTAINER, pod, nri.Container(id=identity))
     assert [one.id for one in node.side.enforcement.containers] == [exclusive]
     assert node.cpus(exclusive) == "2-5"
 
@@ -522,7 +523,7 @@ async def test_an_exclusive_container_is_refused_while_others_cannot_go_anywhere
         await node.run("s")
     stray = await node.run("s")
     await node.start()
-    with pytest.raises(RefusedError, match=r"claims hold all CPUs, and 1 containers without a claim still run on them"):
+    with pytest.raises(RefusedError, match=r"\(a\) has CPUs 0-7, but container c2 of pod default/s could not be moved"):
         await node.run("p", "a")
     assert node.cpus(stray) == ""
     await node.runtime.remove_container(stray)
@@ -693,3 +694,84 @@ async def test_a_container_whose_start_failed_keeps_the_claim_until_its_pod_is_s
     async with node.runtime._plugins.operation():
         await node.runtime._plugins.tell(nri.STOP_POD_SANDBOX, node.runtime.pods["sandbox-p"])
     await node.preparer.unprepare(reference)
+
+
+# What the kernel or the runtime may do behind the driver's back
+
+
+async def test_a_container_none_of_whose_cpus_is_online_is_kept_off_those_of_other_claims(node):
+    # The kernel would let it run on all that are.
+    await node.preparer.prepare(node.claims.add("a", "5", "p"))
+    await node.preparer.prepare(node.claims.add("b", "2-4", "q"))
+    lost, other = await node.run("p", "a"), await node.run("q", "b")
+    node.pool.set_offline(CpuSet.parse("5"))
+    node.side.enforcement.notify()
+    await node.until(lambda: node.cpus(lost) == "0-1,6-15")
+    assert node.cpus(other) == "2-4"
+    with pytest.raises(RefusedError, match=r"\(a\) has CPUs 5, none of which is online: switch them on, or delete the"):
+        await node.run("p", "a")
+    await node.preparer.prepare(node.claims.add("c", "6-7", "r"))
+    assert node.cpus(lost) == "0-1,8-15"
+    node.pool.set_offline(CpuSet())
+    node.side.enforcement.notify()
+    await node.until(lambda: node.cpus(lost) == "5")
+    assert node.cpus(await node.run("p", "a")) == "5"
+
+
+async def test_a_container_some_of_whose_cpus_are_online_keeps_them(node):
+    await node.preparer.prepare(node.claims.add("a", "4-5", "p"))
+    container = await node.run("p", "a")
+    node.pool.set_offline(CpuSet.parse("5"))
+    node.side.enforcement.notify()
+    assert node.cpus(await node.run("p", "a")) == node.cpus(container) == "4-5"
+
+
+async def test_a_claim_gets_no_container_beside_one_that_cannot_be_moved_off_its_cpus(node):
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p"))
+    await lose_driver(node)
+    stray = await node.run("s")
+    node.runtime.broken.add(stray)
+    await node.start()
+    with pytest.raises(
+        RefusedError, match=r"has CPUs 2-5, but container c\d of pod default/s .*could not be moved away"
+    ):
+        await node.run("p", "a")
+    node.runtime.broken.clear()
+    await node.until(lambda: node.cpus(stray) == "0-1,6-15")
+    await node.until(lambda: not node.side.enforcement.containers.get(stray).may_use(CpuSet.parse("2-5")))
+    assert node.cpus(await node.run("p", "a")) == "2-5"
+
+
+async def test_a_container_whose_pod_is_stopped_while_it_starts_is_still_known(node):
+    reference = node.claims.add("a", "2-5", "p")
+    await node.preparer.prepare(reference)
+    await node.run_pod("p")
+    container = node.container("p", "a")
+    await node.runtime.create_container(container)
+    pod = node.runtime.pods["sandbox-p"]
+
+    async def stop_pod() -> None:
+        node.side._plugin.pod_stopped(pod)
+        assert node.side.enforcement.containers.get(container.id) is None
+
+    await node.runtime.start_container(container.id, stop_pod)
+    assert node.side.enforcement.owner(ClaimUID("a"))[0].name == "p"
+    node.preparer._wait_s = 0.0
+    with pytest.raises(RuntimePendingError, match="has not ended"):
+        await node.preparer.unprepare(reference)
+    await node.runtime.stop_container(container.id)
+    await node.preparer.unprepare(reference)
+    assert node.ledger.records == {}
+
+
+async def test_one_that_nobody_has_pinned_is_no_proof_that_a_claim_is_reserved_for_its_pod(make_node):
+    node = await make_node(traits={"version": "v2.1.9", "nri_version": "", "known_events": 0x07FF})
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p"))
+    await lose_driver(node)
+    forger = await node.run("q", DRA_CPUSET_a="2-5")
+    await node.start()
+    await node.runtime.stop_container(forger)
+    with pytest.raises(RefusedError, match="not given claim"):
+        await node.run("q", DRA_CPUSET_a="2-5")
+    assert not node.side.enforcement.reserved_for(ClaimUID("a"), "uid-q", marked=False)
+    assert node.cpus(await node.run("p", "a")) == "2-5"

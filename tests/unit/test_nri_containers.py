@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from driver.names import ClaimUID
-from driver.nri.containers import IDLE_S, WINDOW_S, Container, Containers, Phase, Pod
+from driver.nri.containers import IDLE_S, TOLD_S, WINDOW_S, Container, Containers, Phase, Pod
 from fastcpu import CpuSet
 
 POD = Pod(uid="uid-p", sandbox="s", namespace="default", name="p")
@@ -53,7 +53,7 @@ def test_a_container_that_went_through_undisturbed_has_what_it_was_given():
 
 def test_while_it_is_created_nothing_is_pushed_and_then_at_once():
     container = created(now=1.0)
-    assert due(container, "0-3", 1.1) == 1.0 + WINDOW_S
+    assert due(container, "0-3", 1.1) == 1.0 + TOLD_S
     container.post_created(1.2)
     assert due(container, "0-3", 1.3) == 1.3
     assert str(container.may_have) == "0-7"
@@ -62,11 +62,13 @@ def test_while_it_is_created_nothing_is_pushed_and_then_at_once():
 def test_a_creation_that_lasts_for_ever_does_not_hold_up_for_ever_but_is_not_forgotten():
     container = created(now=0.0)
     push(container, "0-3", WINDOW_S)
-    assert str(container.may_have) == "0-3"
-    assert due(container, "0-3", 6.0) is None
-    container.post_created(7.0)  # now it is known, with what was answered
     assert str(container.may_have) == "0-7"
-    assert due(container, "0-3", 7.1) == 7.1
+    push(container, "0-3", TOLD_S)
+    assert str(container.may_have) == "0-3"
+    assert due(container, "0-3", TOLD_S + 1) is None
+    container.post_created(TOLD_S + 2)  # now it is known, with what was answered
+    assert str(container.may_have) == "0-7"
+    assert due(container, "0-3", TOLD_S + 3) == TOLD_S + 3
 
 
 # Between creation and start nobody knows whether the start has begun
@@ -78,11 +80,11 @@ def test_a_push_to_a_created_container_is_believed_after_a_while():
     push(container, "0-3", 1.0, answered=1.1)
     assert str(container.may_have) == "0-7"
     assert due(container, "0-3", 1.2) == 1.1 + WINDOW_S
-    push(container, "0-3", 6.0, answered=6.01)  # too early
+    push(container, "0-3", 1.0 + WINDOW_S, answered=1.01 + WINDOW_S)  # too early
     assert str(container.may_have) == "0-7"
-    push(container, "0-3", 6.2)
+    push(container, "0-3", 1.2 + WINDOW_S)
     assert str(container.may_have) == "0-3"
-    assert due(container, "0-3", 6.3) is None
+    assert due(container, "0-3", 1.3 + WINDOW_S) is None
 
 
 def test_each_push_to_a_created_container_is_believed_by_itself():
@@ -90,10 +92,10 @@ def test_each_push_to_a_created_container_is_believed_by_itself():
     container.post_created(0.0)
     push(container, "0-3", 1.0)
     push(container, "0-1", 4.0)
-    push(container, "0-1", 6.5)
+    push(container, "0-1", 1.5 + WINDOW_S)
     assert str(container.may_have) == "0-3"
-    assert due(container, "0-1", 6.6) == 4.0 + WINDOW_S
-    push(container, "0-1", 9.5)
+    assert due(container, "0-1", 1.6 + WINDOW_S) == 4.0 + WINDOW_S
+    push(container, "0-1", 4.5 + WINDOW_S)
     assert str(container.may_have) == "0-1"
 
 
@@ -104,7 +106,7 @@ def test_a_push_that_came_while_it_started_is_repeated_once_it_runs(told):
     push(container, "0-3", 1.0)
     if told:
         container.starting(1.1)
-        assert due(container, "0-3", 1.2) == 1.1 + WINDOW_S
+        assert due(container, "0-3", 1.2) == 1.1 + TOLD_S
     container.started(1.3)
     assert str(container.may_have) == "0-7"
     assert due(container, "0-3", 1.4) == 1.4
@@ -117,11 +119,11 @@ def test_a_start_that_took_very_long_is_made_good_when_it_is_known():
     container = created()
     container.post_created(0.1)
     push(container, "0-3", 1.0)
-    push(container, "0-3", 7.0)
+    push(container, "0-3", 2.0 + WINDOW_S)
     assert str(container.may_have) == "0-3"
-    container.started(8.0)
+    container.started(3.0 + WINDOW_S)
     assert str(container.may_have) == "0-7"
-    assert due(container, "0-3", 8.0) == 8.0
+    assert due(container, "0-3", 3.0 + WINDOW_S) == 3.0 + WINDOW_S
 
 
 def test_one_that_is_not_started_for_long_is_not_about_to_be():
@@ -155,12 +157,14 @@ def test_a_start_that_never_ends_does_not_hold_up_for_ever_but_is_not_forgotten(
     container = created()
     container.post_created(0.1)
     container.starting(1.0)
-    assert due(container, "0-3", 2.0) == 6.0
-    push(container, "0-3", 6.0)
-    assert str(container.may_have) == "0-3"
-    container.started(8.0)
+    assert due(container, "0-3", 2.0) == 1.0 + TOLD_S
+    push(container, "0-3", 1.0 + WINDOW_S)
     assert str(container.may_have) == "0-7"
-    assert due(container, "0-3", 8.1) == 8.1
+    push(container, "0-3", 1.0 + TOLD_S)
+    assert str(container.may_have) == "0-3"
+    container.started(3.0 + TOLD_S)
+    assert str(container.may_have) == "0-7"
+    assert due(container, "0-3", 4.0 + TOLD_S) == 4.0 + TOLD_S
 
 
 # The third window: an update is being carried out
@@ -177,7 +181,7 @@ def test_while_it_is_updated_nothing_is_pushed_and_then_at_once():
     container = running()
     container.updating(cpus("0-3"), 1.0)
     assert str(container.may_have) == "0-7"
-    assert due(container, "0-1", 1.1) == 6.0
+    assert due(container, "0-1", 1.1) == 1.0 + WINDOW_S
     container.updated(1.2)
     assert due(container, "0-1", 1.3) == 1.3
     assert due(container, "0-3", 1.3) == 1.3  # what it had before may still be
@@ -199,11 +203,11 @@ def test_a_push_that_an_update_crosses_proves_nothing():
 def test_an_update_that_never_ends_does_not_hold_up_for_ever_but_is_not_forgotten():
     container = running()
     container.updating(cpus("0-7"), 1.0)
-    push(container, "0-3", 6.0)
+    push(container, "0-3", 1.0 + WINDOW_S)
     assert str(container.may_have) == "0-3"
-    container.updated(9.0)
+    container.updated(4.0 + WINDOW_S)
     assert str(container.may_have) == "0-7"
-    assert due(container, "0-3", 9.1) == 9.1
+    assert due(container, "0-3", 5.0 + WINDOW_S) == 5.0 + WINDOW_S
 
 
 def test_an_update_before_the_start_is_what_it_may_start_with():

@@ -114,6 +114,7 @@ async def test_where_nobody_is_to_be_moved_the_files_are_written_at_once_and_the
     with pytest.raises(ClaimError, match="has come back"):
         await node.prepare(reference)
     assert node.agreed() == {}
+    assert node.metadata_files() == []
     assert runtime.steps()[-2:] == ["released", "spare"]
 
 

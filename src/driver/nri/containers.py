@@ -23,8 +23,14 @@ if TYPE_CHECKING:
 
     from driver.names import ClaimUID
 
-WINDOW_S: Final = 5.0
-"""How long a window may last; after that an event was missed, and a push counts again."""
+WINDOW_S: Final = 12.0
+"""How long a window may last of whose end the runtime need not tell; after that a push counts again.
+
+A prepare does not wait for so long: on a node that needs seconds for a start it fails, rather than to trust a push that
+came too early.
+"""
+TOLD_S: Final = 150.0
+"""How long one may last of whose end the runtime always tells: longer than the kubelet waits for the runtime."""
 IDLE_S: Final = 30.0
 """After so long a container that was not started is taken for one whose start has failed; nobody would tell."""
 
@@ -159,6 +165,14 @@ class Container:
     def may_have(self) -> CpuSet:
         """All CPUs to which the kernel may hold it, as far as the driver knows; see `verified`."""
         return self.given.union(self._on_the_way, *(cpus for cpus, _ in self._doubts))
+
+    def may_use(self, cpus: CpuSet) -> bool:
+        """Tell whether the kernel may hold it to any of these CPUs, as far as the driver knows; see `verified`."""
+        return not (
+            self.given.isdisjoint(cpus)
+            and self._on_the_way.isdisjoint(cpus)
+            and all(doubt.isdisjoint(cpus) for doubt, _ in self._doubts)
+        )
 
     # What happens to it
 
@@ -301,7 +315,7 @@ class Container:
         """Return when the windows that are open count as closed; 0 if none is."""
         end = 0.0
         if self.phase in (Phase.CREATING, Phase.STARTING):
-            end = self._phase_since + WINDOW_S
+            end = self._phase_since + TOLD_S
         if self._update is not None:
             end = max(end, self._update[1] + WINDOW_S)
         return end

@@ -189,6 +189,11 @@ def decide_living(request: Request, records: Mapping[ClaimUID, Record], marks: M
     return _exclusive(matching)
 
 
+def marked_claims(request: Request) -> set[ClaimUID]:
+    """Return the claims of which a container bears a mark, one that `decide_living` has not refused."""
+    return _marked(request.cdi_devices) | set(request.guards)
+
+
 class _Fault(Exception):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -206,7 +211,7 @@ def _matching(
     if request.guard_fault:
         raise _Fault("malformed", request.guard_fault)
     variables = _variables(request.variables)
-    marked = _marked(request.cdi_devices) | set(request.guards)
+    marked = marked_claims(request)
     for uid in sorted(marked - set(variables)):
         raise _Fault(
             "override",

@@ -141,7 +141,15 @@ class Enforcement:
 
     def why_barred(self, uid: ClaimUID) -> str:
         """Return why no container may be created with a claim just now; empty if one may."""
-        return self._barred.get(uid, "")
+        if barred := self._barred.get(uid):
+            return barred
+        cpus = self._ledger.records[uid].cpus
+        if not self.pool.is_usable(cpus):
+            return f"has CPUs {cpus}, none of which is online: switch them on, or delete the pod"
+        others = [one for one in self.containers if uid not in one.claims and one.may_use(cpus)]
+        if others:
+            return f"has CPUs {cpus}, but {_named(others, why=True)} could not be moved away from them yet"
+        return ""
 
     def owner(self, uid: ClaimUID) -> tuple[Pod, str] | None:
         """Return the pod that uses a claim, and a container of it that lives; None if no container does."""
@@ -247,9 +255,7 @@ class Enforcement:
         return next((container for container in self.containers if self._stands_in_the_way(container, record)), None)
 
     def _stands_in_the_way(self, container: Container, record: Record) -> bool:
-        if record.uid in container.claims:
-            return False
-        return not container.verified or not container.may_have.isdisjoint(record.cpus)
+        return record.uid not in container.claims and (not container.verified or container.may_use(record.cpus))
 
     def _still_there(self, container: Container, record: Record) -> bool:
         return self.containers.get(container.id) is container and self._stands_in_the_way(container, record)

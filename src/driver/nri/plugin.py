@@ -20,7 +20,16 @@ from driver.json_values import quoted
 from driver.logs import fields
 from driver.nri import messages
 from driver.nri.containers import Container, Phase
-from driver.nri.decisions import Decision, Exclusive, Marks, Refused, Unverified, decide, decide_living
+from driver.nri.decisions import (
+    Decision,
+    Exclusive,
+    Marks,
+    Refused,
+    Unverified,
+    decide,
+    decide_living,
+    marked_claims,
+)
 from driver.nri.errors import Refusal
 from driver.nri.precedence import precedence
 from fastcpu import CpuSet
@@ -38,6 +47,9 @@ _LONGEST_LOOK_S: Final = 1.0
 _MOST_ENDED: Final = 4096
 # The runtime takes 4 MiB in all, and a CPU list may have tens of thousands of characters.
 _MOST_UPDATE_BYTES: Final = 3 << 20
+# Of a container that is not known these say that it lives: it was forgotten when its pod was stopped while it was being
+# started, or created while the runtime did without the driver.
+_BEGINNINGS: Final = (nri.POST_CREATE_CONTAINER, nri.START_CONTAINER, nri.POST_START_CONTAINER)
 _CONTAINERD: Final = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?:\D|$)", re.ASCII)
 _CDI_DEVICES_SINCE: Final = (2, 3)
 
@@ -81,7 +93,7 @@ class RuntimePlugin:
         self._start_guard = start_guard
         self._marks = Marks(cdi_devices=False, guard=start_guard)
         self._look_s = _LONGEST_LOOK_S
-        # What the containers were that have ended and are still to be removed, for the metric.
+        # What the containers were that have ended and are still to be removed.
         self._ended: dict[str, str] = {}
 
     def connected(self, runtime_name: str, runtime_version: str, nri_version: str, request_timeout_s: float) -> None:
@@ -187,7 +199,9 @@ class RuntimePlugin:
         known = self._containers.get(container.id)
         if known is None:
             # It may have ended before the runtime came to tell that it was started.
-            return
+            if kind not in _BEGINNINGS or container.id in self._ended:
+                return
+            known = self._take_in(messages.read_pod(pod), container)
         now = self._enforcement.now()
         if kind == nri.POST_CREATE_CONTAINER:
             known.post_created(now)
@@ -248,22 +262,18 @@ class RuntimePlugin:
 
     def _cpus_for(self, request: Request, identity: str, exclusive: Exclusive | None) -> CpuSet:
         """Return what a container gets; nothing if it is left as it is."""
-        pool = self._enforcement.pool.current(self._enforcement.now())
-        if exclusive is None and self._enforcement.pool.leaves_alone:
+        if exclusive is not None:
+            return exclusive.cpus
+        if self._enforcement.pool.leaves_alone:
             return CpuSet()
-        if not pool and exclusive is None:
+        pool = self._enforcement.pool.current(self._enforcement.now())
+        if not pool:
             message = (
                 f"no CPU is left for container {request.name}, which has no claim: all are reserved, isolated or held "
                 f"by the {len(self._enforcement.records)} claims on this node"
             )
             self._refuse(request, identity, Refused(reason="empty_pool", message=message))
-        if not pool and self._containers.shared:
-            message = (
-                f"container {request.name} cannot have CPUs {exclusive.cpus if exclusive else pool} for itself: claims "
-                f"hold all CPUs, and {self._containers.shared} containers without a claim still run on them"
-            )
-            self._refuse(request, identity, Refused(reason="empty_pool", message=message))
-        return pool if exclusive is None else exclusive.cpus
+        return pool
 
     def _refuse(self, request: Request, identity: str, refused: Refused) -> None:
         self._metrics.count_refused_container(refused.reason)
@@ -343,8 +353,13 @@ class RuntimePlugin:
                 extra=fields(pod=request.pod, container=request.name, id=container.id, reason=decision.message),
             )
         exclusive = decision if isinstance(decision, Exclusive) else None
-        for uid in exclusive.claims if exclusive else ():
-            self._enforcement.reservations.learn_pod(uid, request.pod.uid)
+        if exclusive is not None:
+            # Only the API server can tell whether a claim is reserved for the pod of a container that has nothing of it
+            # but the variable.
+            reported = messages.read_cpus(container)
+            restricted = reported is not None and reported <= exclusive.cpus
+            for uid in exclusive.claims if restricted else exclusive.claims & marked_claims(request):
+                self._enforcement.reservations.learn_pod(uid, request.pod.uid)
         return Container.found(
             container.id,
             request.name,
@@ -364,13 +379,15 @@ class RuntimePlugin:
         with self._measured(operation) as measured:
             known = self._containers.remove(identity)
             if known is None:
-                measured.mode = self._ended.pop(identity, "unknown")
-                return
-            measured.mode = "exclusive" if known.claims else "shared"
-            if operation == "stop_container" and len(self._ended) < _MOST_ENDED:
+                measured.mode = self._ended.get(identity, "unknown")
+            else:
+                measured.mode = "exclusive" if known.claims else "shared"
+                _log.info("container has ended", extra=fields(container=known, id=identity))
+                self._enforcement.notify()
+            if operation == "remove_container":
+                self._ended.pop(identity, None)
+            elif len(self._ended) < _MOST_ENDED:
                 self._ended[identity] = measured.mode
-            _log.info("container has ended", extra=fields(container=known, id=identity))
-            self._enforcement.notify()
 
     @contextmanager
     def _measured(self, operation: str) -> Iterator[_Measured]:

@@ -65,6 +65,15 @@ class SharedPool:
         left = cpus - CpuSet().union(*(aside for aside, _ in self._aside.values()))
         return left or cpus
 
+    def is_usable(self, cpus: CpuSet) -> bool:
+        """Tell whether any of these CPUs is online.
+
+        A container that is held to CPUs of which none is online runs on all others, those of other claims as well: for
+        the kernel such a cpuset is none (cgroup-v2, ``cpuset.cpus``).
+        """
+        pool = self._ledger.pool
+        return not (cpus & pool.online) <= pool.offline
+
     def wanted(self, container: Container, current: CpuSet) -> CpuSet:
         """Return the CPUs that a container is to have; empty if nothing can be done about it.
 
@@ -75,7 +84,7 @@ class SharedPool:
         current : CpuSet
             What `current` has returned.
         """
-        if container.claims:
+        if container.claims and self.is_usable(container.exclusive):
             return container.exclusive
         return CpuSet() if self.leaves_alone else current
 
