@@ -108,14 +108,31 @@ def given(claims):
     """Return the CPUs of each pool that allocated claims have."""
     taken = {}
     for claim in claims:
-        devices = claim.get("status", {}).get("allocation", {}).get("devices", {})
+        status = claim.get("status", {})
+        devices = status.get("allocation", {}).get("devices", {})
         for result in devices.get("results", ()):
-            for config in devices.get("config", ()):
-                applies = not config.get("requests") or result["request"] in config["requests"]
-                if result["driver"] == config.get("opaque", {}).get("driver") == DRIVER and applies:
-                    cpuset = config["opaque"]["parameters"]["cpuConfig"]["cpuset"]
-                    taken.setdefault(result["pool"], set()).update(parse_cpus(cpuset))
+            if result["driver"] == DRIVER:
+                cpus = named(result, devices.get("config", ())) or told(result, status.get("devices", ()))
+                taken.setdefault(result["pool"], set()).update(cpus)
     return taken
+
+
+def named(result, configs):
+    """Return the CPUs that whoever allocated a claim has named for a result."""
+    cpus = set()
+    requests = {result["request"], result["request"].partition("/")[0]}
+    for config in configs:
+        opaque = config.get("opaque", {})
+        if opaque.get("driver") == DRIVER and (not config.get("requests") or requests & {*config["requests"]}):
+            cpus |= parse_cpus(opaque["parameters"].get("cpuConfig", {}).get("cpuset", ""))
+    return cpus
+
+
+def told(result, devices):
+    """Return the CPUs that the driver has given for a result: it chose them itself, before you came."""
+    key = ("driver", "pool", "device", "shareID")
+    data = [device.get("data") or {} for device in devices if all(device.get(k) == result.get(k) for k in key)]
+    return set().union(*(parse_cpus(each.get("cpuset") or each.get("cpusetStrided", "")) for each in data))
 
 
 def wanted(claim):

@@ -150,6 +150,8 @@ def test_the_files_are_where_the_table_says() -> None:
         config.dra_socket,
         folder / "claims",
         folder / "instance.lock",
+        folder / "start-guard",
+        folder / "dra-device-metadata",
         config.registration_socket,
         config.cdi_dir,
     ]

@@ -36,10 +36,10 @@ async def run(command: Sequence[str]) -> int:
         node = cluster.node
         values = cluster.folder / "values.yaml"
         values.write_text(yaml.safe_dump(cluster.chart_values(), sort_keys=False))
-        flags = " ".join([*cluster.driver_flags(cluster.control_plane.admin), f"--hostname-override={node.name}"])
+        flags = " ".join([*cluster.driver_flags(cluster.control_plane.admin), f"--node-name={node.name}"])
         say(f"everything is in {cluster.folder}; kubectl, helm and ctr are about this cluster")
         say(f"the driver as its users run it:\n{_DEPLOYING.format(chart=CHART, namespace=NAMESPACE)}")
-        say(f"or as a process:\n    dracpu {flags}")
+        say(f"or as a process:\n    {sys.prefix}/bin/dracpu {flags}")
         say(f"the cluster ends with this {'command' if command else 'shell'}")
         folders = (cluster.control_plane.programs, helm, containerd)
         environment = {
