@@ -150,7 +150,7 @@ class DeviceHealth:
             _log.info("CPUs have gone offline or come back", extra=fields(offline=gone, held=gone & pool.taken))
             pool.set_offline(gone)
             self._tell_pool()
-        withdrawn = gone - pool.taken
+        withdrawn = gone & pool.online - pool.taken
         if withdrawn != self._withdrawn:
             self._withdrawn = withdrawn
             self._withdraw(withdrawn)
@@ -177,10 +177,10 @@ class DeviceHealth:
         return [_NOT_CONNECTED] if self._clock() - self._away_since >= self._grace_s else []
 
     def _gone(self) -> CpuSet:
-        """Return the CPUs that have gone offline since the start."""
+        """Return the CPUs that have gone offline since the start, and those of claims that were so before."""
         online = self._online()
         pool = self._ledger.pool
-        return pool.offline if online is None else pool.online - online
+        return pool.offline if online is None else (pool.online | pool.taken) - online
 
     def _online(self) -> CpuSet | None:
         """Return the CPUs that are online; None if the kernel does not say."""

@@ -153,6 +153,16 @@ def test_a_reserved_cpu_that_went_offline_is_no_device_s_fault(machine):
     assert machine.faults() == NONE
 
 
+def test_a_held_cpu_that_was_offline_at_the_start_is_known_to_be_until_it_is_back(machine):
+    machine.ledger.hold_anyway(make_record("a", "6,40"))
+    machine.faults()
+    assert str(machine.ledger.pool.offline) == "40"
+    machine.online = "0-15,40"
+    assert machine.faults() == NONE
+    assert str(machine.ledger.pool.offline) == ""
+    assert machine.withdrawn == []
+
+
 @pytest.mark.parametrize("text", [None, "nonsense", "4294967295"])
 def test_what_the_kernel_does_not_say_is_no_fault(machine, text):
     machine.online = text

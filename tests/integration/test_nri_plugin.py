@@ -23,6 +23,7 @@ from driver.metadata import MetadataStore
 from driver.metrics import Metrics
 from driver.names import ClaimUID
 from driver.nri.connection import Timing
+from driver.nri.containers import TOLD_S
 from driver.nri.runtimeside import RuntimeSide
 from driver.orphans import Orphans
 from driver.prepare import ClaimReference, Preparer
@@ -60,7 +61,7 @@ class Claims:
         try:
             return self.objects[namespace, name]
         except KeyError:
-            raise ApiError(404, f"{name} not found") from None
+            raise ApiError(404, f"{name} not found", missing=f"resourceclaims/{name}") from None
 
     async def apply_claim_devices(self, *_: object) -> None:
         await asyncio.sleep(0)
@@ -716,6 +717,34 @@ async def test_a_container_none_of_whose_cpus_is_online_is_kept_off_those_of_oth
     node.side.enforcement.notify()
     await node.until(lambda: node.cpus(lost) == "5")
     assert node.cpus(await node.run("p", "a")) == "5"
+
+
+async def test_one_that_the_kernel_lets_run_anywhere_and_that_cannot_be_moved_keeps_claims_from_starting(make_node):
+    node = await make_node(reserved="6-15")
+    await node.preparer.prepare(node.claims.add("a", "4-5", "p"))
+    await node.preparer.prepare(node.claims.add("b", "0-3", "q"))
+    await node.run("p", "a")
+    node.pool.set_offline(CpuSet.parse("4-5"))
+    node.side.enforcement.notify()
+    with pytest.raises(RefusedError, match=r"\(b\) has CPUs 0-3, but container c1 of pod default/p could not be moved"):
+        await node.run("q", "b")
+    node.pool.set_offline(CpuSet())
+    assert node.cpus(await node.run("q", "b")) == "0-3"
+
+
+async def test_a_container_whose_start_failed_without_a_word_does_not_keep_its_claim_for_ever(node, monkeypatch):
+    reference = node.claims.add("a", "2-5", "p")
+    await node.preparer.prepare(reference)
+    await node.run_pod("p")
+    await node.runtime.create_container(node.container("p", "a"))
+    node.preparer._wait_s = 0.0
+    with pytest.raises(RuntimePendingError, match="has not ended"):
+        await node.preparer.unprepare(reference)
+    began = node.side.enforcement.now()
+    monkeypatch.setattr(node.side.enforcement, "_clock", lambda: began + TOLD_S + 1)
+    await node.preparer.unprepare(reference)
+    assert node.ledger.records == {}
+    assert len(node.side.enforcement.containers) == 0
 
 
 async def test_a_container_some_of_whose_cpus_are_online_keeps_them(node):

@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 
     from driver.names import ClaimUID
 
-WINDOW_S: Final = 12.0
+WINDOW_S: Final = 8.0
 """How long a window may last of whose end the runtime need not tell; after that a push counts again.
 
-A prepare does not wait for so long: on a node that needs seconds for a start it fails, rather than to trust a push that
-came too early.
+A prepare waits a little longer, so that a start that has failed does not make it fail too.
 """
 TOLD_S: Final = 150.0
 """How long one may last of whose end the runtime always tells: longer than the kubelet waits for the runtime."""
@@ -165,6 +164,10 @@ class Container:
     def may_have(self) -> CpuSet:
         """All CPUs to which the kernel may hold it, as far as the driver knows; see `verified`."""
         return self.given.union(self._on_the_way, *(cpus for cpus, _ in self._doubts))
+
+    def was_never_started(self, now: float) -> bool:
+        """Tell whether it is still not being started when whoever wanted it has long given up."""
+        return self.phase in (Phase.CREATING, Phase.CREATED) and now >= self._phase_since + TOLD_S
 
     def may_use(self, cpus: CpuSet) -> bool:
         """Tell whether the kernel may hold it to any of these CPUs, as far as the driver knows; see `verified`."""

@@ -146,7 +146,7 @@ class Enforcement:
         cpus = self._ledger.records[uid].cpus
         if not self.pool.is_usable(cpus):
             return f"has CPUs {cpus}, none of which is online: switch them on, or delete the pod"
-        others = [one for one in self.containers if uid not in one.claims and one.may_use(cpus)]
+        others = [one for one in self.containers if uid not in one.claims and self._may_use(one, cpus)]
         if others:
             return f"has CPUs {cpus}, but {_named(others, why=True)} could not be moved away from them yet"
         return ""
@@ -218,6 +218,10 @@ class Enforcement:
         """Wait until no container lives that uses a claim; see `driver.runtime.Runtime`."""
         while True:
             changed = self._changed
+            for user in self.containers.users(uid):
+                # That its pod was stopped is not always told, after a restart of the runtime for one.
+                if user.was_never_started(self.now()):
+                    self.containers.remove(user.id)
             users = self.containers.users(uid)
             if self.known and not users:
                 return
@@ -255,7 +259,10 @@ class Enforcement:
         return next((container for container in self.containers if self._stands_in_the_way(container, record)), None)
 
     def _stands_in_the_way(self, container: Container, record: Record) -> bool:
-        return record.uid not in container.claims and (not container.verified or container.may_use(record.cpus))
+        return record.uid not in container.claims and (not container.verified or self._may_use(container, record.cpus))
+
+    def _may_use(self, container: Container, cpus: CpuSet) -> bool:
+        return container.may_use(cpus) or not self.pool.is_usable(container.given)
 
     def _still_there(self, container: Container, record: Record) -> bool:
         return self.containers.get(container.id) is container and self._stands_in_the_way(container, record)

@@ -66,13 +66,12 @@ class SharedPool:
         return left or cpus
 
     def is_usable(self, cpus: CpuSet) -> bool:
-        """Tell whether any of these CPUs is online.
+        """Tell whether any of these CPUs is online, as far as is known.
 
         A container that is held to CPUs of which none is online runs on all others, those of other claims as well: for
         the kernel such a cpuset is none (cgroup-v2, ``cpuset.cpus``).
         """
-        pool = self._ledger.pool
-        return not (cpus & pool.online) <= pool.offline
+        return not cpus <= self._ledger.pool.offline
 
     def wanted(self, container: Container, current: CpuSet) -> CpuSet:
         """Return the CPUs that a container is to have; empty if nothing can be done about it.

@@ -97,3 +97,25 @@ async def test_while_held(node):
     await node.vm.call("set_online", cpu=13, online=True)
     await until_healthy(node, held, "Healthy")
     await node.until_seen(*ids[held], cpus=CpuSet.parse("12-13"))
+
+
+async def test_while_it_is_all_that_is_held(node):
+    """The kernel lets a container of which no CPU is online run on all that are; the driver keeps it off others'."""
+    offers = await node.offers()
+    held, _ = await node.place((offers["cpudevnuma003"], CpuSet.parse("13")))
+    other, _ = await node.place((offers["cpudevnuma001"], CpuSet.parse("4-5")))
+    sharing = await node.run([])
+    ids = await node.running(held, other, sharing)
+    await node.until_seen(*ids[held], cpus=CpuSet.parse("13"))
+    await node.vm.call("set_online", cpu=13, online=False)
+    shared = MANAGED - ISOLATED - CpuSet.parse("4-5,13")
+    await node.until_seen(*ids[held], *ids[sharing], cpus=shared)
+    await until_healthy(node, held, "Unhealthy")
+    later, _ = await node.place((offers["cpudevnuma002"], CpuSet.parse("8-11")))
+    await node.running(later)
+    await node.until_seen(*ids[held], *ids[sharing], cpus=shared - CpuSet.parse("8-11"))
+    await node.until_seen(*ids[other], cpus=CpuSet.parse("4-5"))
+
+    await node.vm.call("set_online", cpu=13, online=True)
+    await node.until_seen(*ids[held], cpus=CpuSet.parse("13"))
+    await node.until_seen(*ids[sharing], cpus=shared - CpuSet.parse("8-11"))
