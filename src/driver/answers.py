@@ -91,7 +91,11 @@ def refusal(status: int, answer: object) -> ApiError:
     if not status and isinstance(code, int):
         status = code
     text = one_line(message) if isinstance(message, str) else ""
-    return ApiError(status, f"the API server answered {status}: {text or 'no reason given'}")
+    details = fields.get("details")
+    missing = ""
+    if status == 404 and fields.get("reason") == "NotFound" and isinstance(details, dict):
+        missing = f"{details.get('kind')}/{details.get('name')}"
+    return ApiError(status, f"the API server answered {status}: {text or 'no reason given'}", missing=missing)
 
 
 def parse(asked: str, data: bytes) -> JsonObject:

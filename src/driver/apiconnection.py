@@ -133,7 +133,7 @@ class ApiConnection:
         ApiError
             If no answer comes, or credentials are refused and there are no others.
         """
-        if self._expiry is not None and datetime.now(UTC) > self._expiry - _EXPIRY_MARGIN:
+        if self._expiry is not None and datetime.now(UTC) + _EXPIRY_MARGIN > self._expiry:
             await self._reload(time.monotonic())
         url = f"{path}?{urlencode(query)}" if query else path
         data = None if body is None else json.dumps(body)
@@ -175,6 +175,12 @@ class ApiConnection:
             )
         except aiohttp.ClientConnectorCertificateError:
             raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not who asks: the session was closed, as credentials were replaced, while an address was looked up.
+            raise ApiError(0, "the connection to the API server was replaced; it is tried again") from None
         except (aiohttp.ClientError, ConfigException, OSError, ValueError) as error:
             raise self._unreachable(error) from error
 

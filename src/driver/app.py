@@ -15,7 +15,8 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
+from threading import Barrier
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from driver.allocators import Allocator, ExternalAllocator
@@ -87,7 +88,7 @@ def run(config: Config) -> int:
 
 async def _run_until_signal(config: Config) -> int:
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="files"))
+    loop.set_default_executor(_started_threads())
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
@@ -98,10 +99,21 @@ async def _run_until_signal(config: Config) -> int:
         _log.info("stopping", extra=fields(signal=stop.result().name))
         plugin.cancel()
     stop.cancel()
-    with suppress(asyncio.CancelledError):
-        await plugin
+    await asyncio.wait([plugin])
+    if not plugin.cancelled():
+        plugin.result()
     _log.info("stopped")
     return 0
+
+
+def _started_threads() -> ThreadPoolExecutor:
+    """Return an executor all of whose threads run: when some pod has taken all of the node's, none can be started."""
+    executor = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="files")
+    started = Barrier(_MOST_THREADS + 1)
+    for _ in range(_MOST_THREADS):
+        executor.submit(started.wait)
+    started.wait()
+    return executor
 
 
 async def _serve(config: Config) -> None:
@@ -221,6 +233,8 @@ class _Tasks:
         """Wait until one of them ends, and raise what ended it."""
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
+            if task.cancelled():
+                raise RuntimeError("a part of the driver was cancelled by something that it waited for")
             task.result()
 
 

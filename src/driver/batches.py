@@ -61,7 +61,11 @@ class Batches(Generic[_Item, _Result]):
         if not self._waiting:
             return
         batch, self._waiting = self._waiting, []
-        results = loop.run_in_executor(None, self._work, [item for item, _ in batch])
+        try:
+            results = loop.run_in_executor(None, self._work, [item for item, _ in batch])
+        except RuntimeError as error:  # the executor takes nothing any more
+            results = loop.create_future()
+            results.set_exception(error)
         patience = self._patience = loop.call_later(_PATIENCE_S, self._begin, loop)
 
         def finish(done: asyncio.Future[Sequence[_Result | Exception]]) -> None:

@@ -39,8 +39,12 @@ class ApiError(DriverError):
     status : int
         HTTP status; 0 if the server could not be reached, did not answer in time, or answered with something that is
         not its own.
+    missing : str
+        Which object the server says is not there, as ``<plural kind>/<name>``; empty if it says it of none. Something
+        on the way to the server may answer 404 too.
     """
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, *, missing: str = "") -> None:
         super().__init__(message)
         self.status = status
+        self.missing = missing

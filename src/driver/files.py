@@ -146,13 +146,22 @@ def replace_files_durably(
                 staged[number] = _stage(path, content, mode, folder_mode)
         except OSError as error:
             outcomes[number:] = [error]
+    failures: dict[int, OSError | None] = {}
+
+    def sync(number: int) -> None:
+        failures[number] = _error_of(staged[number].sync)
+
     if len(staged) > 1:
-        with ThreadPoolExecutor(min(len(staged), _MOST_SYNCS), thread_name_prefix="sync") as pool:
-            failures = list(pool.map(_error_of, (file.sync for file in staged.values())))
-    else:
-        failures = [_error_of(file.sync) for file in staged.values()]
-    for (number, file), failed in zip(staged.items(), failures, strict=True):
-        if (failure := failed or _error_of(file.put_in_place)) is not None:
+        # Where no more threads can be started, those that there are do it, or this one.
+        with (
+            suppress(RuntimeError),
+            ThreadPoolExecutor(min(len(staged), _MOST_SYNCS), thread_name_prefix="sync") as pool,
+        ):
+            list(pool.map(sync, staged))
+    for number, file in staged.items():
+        if number not in failures:
+            sync(number)
+        if (failure := failures[number] or _error_of(file.put_in_place)) is not None:
             outcomes[number] = failure
     try:
         _sync_folder(folder)

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import choose_encoder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from driver.ledger import Ledger
 
@@ -193,11 +193,13 @@ class Metrics:
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics in the best format for an ``Accept`` header, and their content type."""
         self._ask()
-        try:
-            encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # it stumbles over versions that are no numbers
-            encode, content_type = choose_encoder("")
+        encode, content_type = _encoder(accept)
         return encode(self._registry), content_type
+
+    @staticmethod
+    def content_type(accept: str) -> str:
+        """Return the content type that `render` chooses for an ``Accept`` header: one of a few, whatever it says."""
+        return _encoder(accept)[1]
 
     def observe_prepare(self, result: str, seconds: float) -> None:
         """Count a prepare, which ended with ``success``, ``error`` or ``unknown``, and how long it took."""
@@ -327,3 +329,10 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"dra_cpu_{name}", text, registry=self._registry, buckets=buckets)
+
+
+def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    try:
+        return choose_encoder(accept)
+    except (TypeError, ValueError):  # it stumbles over versions that are no numbers
+        return choose_encoder("")

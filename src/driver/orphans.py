@@ -106,7 +106,7 @@ class Orphans:
         try:
             claim = await self._claims.get_claim(record.namespace, record.name)
         except ApiError as error:
-            if error.status != 404:
+            if error.missing != f"resourceclaims/{record.name}":
                 _log.warning("cannot find out whether a claim exists", extra=fields(claim=record.claim, reason=error))
                 return False
             why = "it does not exist"

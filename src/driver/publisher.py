@@ -166,6 +166,11 @@ class Publisher:
                 self._failed(error)
                 if error.status == 0 or not self._offer.node_uid:
                     retries = unreachable
+            except Exception as error:
+                # Whatever is wrong with slices, containers must be held to their CPUs meanwhile.
+                _log.exception("a bug")
+                self._failed(ApiError(0, f"internal error: {type(error).__name__}: {error}"))
+                retries = unreachable
             if loop.time() - started >= self._pace.steady_s:
                 unreachable, refused = self._retries()
                 retries = refused

@@ -770,13 +770,14 @@ async def test_a_credential_plugin_is_asked_again_when_its_token_is_refused_and_
     assert (tmp_path / "count").read_text() == "2"
 
 
+@pytest.mark.parametrize("expiry", ["2020-01-01T00:00:00Z", "0001-01-01T00:00:00Z"])
 async def test_a_token_that_expires_is_replaced_before_it_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expiry: str
 ) -> None:
     monkeypatch.setattr("driver.apiconnection._RELOAD_INTERVAL", 0.0)
     seen: list[str] = []
     async with served(bearer(lambda: "Bearer token-2", seen)) as url:
-        kubeconfig = write_kubeconfig(tmp_path / "k", url, plugin_user(tmp_path, "2020-01-01T00:00:00Z"))
+        kubeconfig = write_kubeconfig(tmp_path / "k", url, plugin_user(tmp_path, expiry))
         async with connected(kubeconfig) as cluster:
             await cluster.get_node("n")
     assert seen == ["Bearer token-2"]
@@ -834,3 +835,15 @@ async def test_no_generated_model_is_loaded() -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
 
     assert await process.wait() == 0
+
+
+async def test_a_request_that_somebody_else_has_cancelled_has_failed_and_is_not_cancelled(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled(*arguments: object, **more: object) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(cluster._connection._session, "request", cancelled)
+    with pytest.raises(ApiError, match="was replaced") as caught:
+        await cluster.get_claim("ns", "c")
+    assert caught.value.status == 0

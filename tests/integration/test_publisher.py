@@ -777,3 +777,20 @@ async def test_hanging_answers_do_not_stop_the_publisher(
         api_server.fault = None
         await node.health.until_ok()
         assert len(node.slices) == 1
+
+
+async def test_what_nobody_has_thought_of_ends_nothing(
+    api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_node(api_server)
+    answers = [[{"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}, "spec": "text"}]]
+
+    class Odd(Cluster):
+        async def list_slices(self, node: str) -> tuple[list[Object], str]:
+            items, version = await super().list_slices(node)
+            return (answers.pop() if answers else items), version
+
+    async with publishing(api_server, tmp_path, FakeModel(3), client=Odd) as node:
+        await node.health.until_ok()
+        assert node.device_names == ["cpudev000", "cpudev001", "cpudev002"]
+    assert answers == []

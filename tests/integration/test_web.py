@@ -4,6 +4,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from contextlib import suppress
 
 import aiohttp
@@ -16,8 +17,15 @@ from driver.web import WebServer, parse_bind_address
 
 
 class Metrics:
+    def __init__(self) -> None:
+        self.renderings = 0
+
+    def content_type(self, accept: str) -> str:
+        return f"text/{'html' if 'html' in accept else 'plain'}; version=0.0.4; charset=utf-8"
+
     def render(self, accept: str) -> tuple[bytes, str]:
-        return f"accept {accept}\n".encode(), "text/plain; version=0.0.4; charset=utf-8"
+        self.renderings += 1
+        return f"accept {accept}\n".encode(), self.content_type(accept)
 
 
 @pytest.fixture
@@ -26,8 +34,13 @@ def health() -> Health:
 
 
 @pytest.fixture
-async def server(health):
-    server = WebServer("127.0.0.1:0", health, Metrics(), lambda: {"claims": 3, "devices": 8})
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+async def server(health, metrics):
+    server = WebServer("127.0.0.1:0", health, metrics, lambda: {"claims": 3, "devices": 8})
     await server.start()
     yield server
     await server.stop()
@@ -288,3 +301,28 @@ def test_addresses_that_are_understood(text, expected):
 def test_malformed_addresses_are_a_configuration_error(text, health):
     with pytest.raises(ConfigError, match="is malformed: expected host:port, :port or"):
         WebServer(text, health, Metrics(), dict)
+
+
+async def test_metrics_are_rendered_a_few_times_however_many_ask(http, metrics, monkeypatch):
+    render = metrics.render
+
+    def slowly(accept: str) -> tuple[bytes, str]:
+        time.sleep(0.05)
+        return render(accept)
+
+    monkeypatch.setattr(metrics, "render", slowly)
+
+    async def scrape(accept: str) -> str:
+        async with http.get("/metrics", headers={"Accept": accept}) as answer:
+            return await answer.text()
+
+    accepted = ["text/plain", "text/html"] * 20
+    assert {*await asyncio.gather(*map(scrape, accepted))} == {"accept text/plain\n", "accept text/html\n"}
+    assert metrics.renderings <= 10
+
+
+async def test_metrics_are_those_of_a_time_after_they_were_asked_for(http, metrics, monkeypatch):
+    monkeypatch.setattr(metrics, "render", lambda accept: (str(changes).encode(), "text/plain"))
+    for changes in range(5):
+        async with http.get("/metrics") as answer:
+            assert await answer.text() == str(changes)

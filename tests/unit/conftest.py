@@ -200,7 +200,8 @@ class Claims:
         try:
             return self.objects[namespace, name]
         except KeyError:
-            raise ApiError(404, f"the API server answered 404: {name} not found") from None
+            words = f"the API server answered 404: {name} not found"
+            raise ApiError(404, words, missing=f"resourceclaims/{name}") from None
 
     async def apply_claim_devices(self, namespace: str, name: str, uid: str, devices: list[object]) -> None:
         await self.may_apply.wait()

@@ -3,6 +3,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 
 from driver.batches import Batches, each
 
@@ -102,3 +105,13 @@ async def test_nobody_waits_for_a_batch_that_takes_its_time():
     assert await stuck == 0
     assert work.batches == [[0], [2]]
     assert await batches.do(6) == 12
+
+
+async def test_what_the_threads_do_not_take_fails_at_once():
+    executor = ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(executor)
+    batches = Batches(Work())
+    assert await batches.do(2) == 4
+    executor.shutdown()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        await batches.do(2)

@@ -4,11 +4,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 
 import pytest
 
 from driver import files
-from driver.files import read_file, remove_files, remove_temporary_files
+from driver.files import read_file, remove_files, remove_temporary_files, replace_files_durably
 
 OLD, NEW = b"old content\n", b"new content\n"
 
@@ -266,3 +267,21 @@ def test_of_several_removals_each_fails_for_itself(tmp_path):
     assert (a, c, d) == (True, False, True)
     assert isinstance(b, OSError)
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_files_are_synced_also_where_no_more_threads_can_be_started(tmp_path, monkeypatch, disk, left):
+    started = []
+    start = threading.Thread.start
+
+    def scarce(thread):
+        if len(started) == left:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    contents = [(f"{number}.json", NEW) for number in range(8)]
+    assert replace_files_durably(tmp_path, contents, mode=0o600, folder_mode=0o700) == [True] * 8
+    assert names(tmp_path) == [name for name, _ in contents]
+    assert [operation for operation, _ in disk.calls].count("fsync") == 9

@@ -84,6 +84,10 @@ def fail(node) -> None:
     node.claims.failures.append(ApiError(503, "busy"))
 
 
+def answer_for_something_else(node) -> None:
+    node.claims.failures.append(ApiError(404, "default backend - 404"))
+
+
 def answer_nonsense(node) -> None:
     node.claims.objects["default", "claim-a"] = {"metadata": []}
 
