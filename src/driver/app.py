@@ -110,9 +110,13 @@ def _started_threads() -> ThreadPoolExecutor:
     """Return an executor all of whose threads run: when some pod has taken all of the node's, none can be started."""
     executor = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="files")
     started = Barrier(_MOST_THREADS + 1)
-    for _ in range(_MOST_THREADS):
-        executor.submit(started.wait)
-    started.wait()
+    try:
+        for _ in range(_MOST_THREADS):
+            executor.submit(started.wait)
+        started.wait()
+    except RuntimeError:
+        started.abort()  # the process could not end before those that run
+        raise
     return executor
 
 
