@@ -108,16 +108,22 @@ async def _run_until_signal(config: Config) -> int:
 
 def _started_threads() -> ThreadPoolExecutor:
     """Return an executor all of whose threads run: when some pod has taken all of the node's, none can be started."""
-    executor = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="files")
-    started = Barrier(_MOST_THREADS + 1)
-    try:
-        for _ in range(_MOST_THREADS):
-            executor.submit(started.wait)
-        started.wait()
-    except RuntimeError:
-        started.abort()  # the process could not end before those that run
-        raise
-    return executor
+    threads = _MOST_THREADS
+    while True:
+        executor = ThreadPoolExecutor(threads, thread_name_prefix="files")
+        started = Barrier(threads + 1)
+        try:
+            for _ in range(threads):
+                executor.submit(started.wait)
+            started.wait()
+        except RuntimeError:
+            started.abort()  # nothing could end before those that run
+            executor.shutdown()
+            if threads == 1:
+                raise
+            threads //= 2
+        else:
+            return executor
 
 
 async def _serve(config: Config) -> None:
@@ -195,6 +201,7 @@ async def _serve(config: Config) -> None:
             # Before any spec names it.
             await guard.put_in_place()
         await _restore_patiently(preparer, health)
+        devices.look()  # what of the claims is offline, before the runtime tells of their containers
         tasks = await stack.enter_async_context(_Tasks())
         if guard is not None:
             tasks.start(guard.keep_in_place())

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from driver.ledger import Ledger
 
+_OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
 _RESULTS: Final = ("success", "error", "unknown")
 # Prometheus' usual ones, smaller ones because most claims take about a millisecond, and two beyond the ten seconds
 # for which a prepare waits.
@@ -198,7 +199,7 @@ class Metrics:
 
     @staticmethod
     def content_type(accept: str) -> str:
-        """Return the content type that `render` chooses for an ``Accept`` header: one of a few, whatever it says."""
+        """Return the content type that `render` chooses for an ``Accept`` header: one of two, whatever it says."""
         return _encoder(accept)[1]
 
     def observe_prepare(self, result: str, seconds: float) -> None:
@@ -332,7 +333,5 @@ class Metrics:
 
 
 def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
-    try:
-        return choose_encoder(accept)
-    except (TypeError, ValueError):  # it stumbles over versions that are no numbers
-        return choose_encoder("")
+    # The library takes the version and the escaping that a client names into the content type, whatever they are.
+    return choose_encoder(_OPENMETRICS if "application/openmetrics-text" in accept else "")

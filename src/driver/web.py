@@ -33,8 +33,9 @@ _FIRST_RETRY_SECONDS: Final = 0.5
 _LONGEST_RETRY_SECONDS: Final = 30.0
 _LONGEST_CONNECTION_SECONDS: Final = 10.0
 _MOST_CONNECTIONS: Final = 64
-# For how many times as long as a rendering of the metrics has taken none follows.
+# For how many times as long as a rendering of the metrics has taken none follows, and for how long at most.
 _REST: Final = 9
+_LONGEST_REST_S: Final = 1.0
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
@@ -149,6 +150,7 @@ class WebServer:
         self._runner = web.AppRunner(
             application,
             handle_signals=False,
+            handler_cancellation=True,
             access_log=None,
             logger=_aiohttp_log,
             lingering_time=0,
@@ -316,7 +318,7 @@ class _Renderings:
             except Exception as error:
                 waiter.set_exception(error)
         now = loop.time()
-        self._rest_until = now + _REST * (now - started)
+        self._rest_until = now + min(_REST * (now - started), _LONGEST_REST_S)
 
 
 class _Door:

@@ -104,6 +104,7 @@ async def test_what_is_not_there_is_status_404_in_the_servers_words(cluster: Clu
     with pytest.raises(ApiError, match=r'answered 404: resourceclaims\.resource\.k8s\.io "c" not found') as caught:
         await cluster.get_claim("ns", "c")
     assert caught.value.status == 404
+    assert caught.value.missing == "resourceclaims/c"
 
 
 @pytest.mark.parametrize(
@@ -274,8 +275,9 @@ async def test_connections_are_kept(tmp_path: Path) -> None:
     async with served(handler) as url, connected(write_kubeconfig(tmp_path / "k", url)) as cluster:
         for _ in range(5):
             await cluster.get_node("n")
-        with pytest.raises(ApiError):
+        with pytest.raises(ApiError) as caught:
             await cluster.get_node("gone")
+        assert (caught.value.status, caught.value.missing) == (404, "")
         await cluster.get_node("n")
 
     assert len(peers) == 1

@@ -319,6 +319,23 @@ async def test_metrics_are_rendered_a_few_times_however_many_ask(http, metrics, 
     accepted = ["text/plain", "text/html"] * 20
     assert {*await asyncio.gather(*map(scrape, accepted))} == {"accept text/plain\n", "accept text/html\n"}
     assert metrics.renderings <= 10
+    began, before = time.monotonic(), metrics.renderings
+    for _ in range(4):
+        await scrape("text/plain")
+    # Each but the first has waited for nine times as long as the one before took.
+    assert time.monotonic() - began >= 3 * 9 * 0.05
+    assert metrics.renderings == before + 4
+
+
+async def test_a_scrape_that_waits_does_not_hold_up_the_end(server, metrics, http):
+    await http.get("/metrics")
+    server._renderings._rest_until = asyncio.get_running_loop().time() + 3600
+    scraping = asyncio.create_task(talk(server, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"))
+    async with asyncio.timeout(60):
+        while not server._renderings._waiting:  # noqa: ASYNC110, nobody tells
+            await asyncio.sleep(0.01)
+        await server.stop()
+    assert await scraping == b""
 
 
 async def test_metrics_are_those_of_a_time_after_they_were_asked_for(http, metrics, monkeypatch):

@@ -226,6 +226,13 @@ def test_any_accept_header_gets_an_answer(metrics, accept):
     assert content_type.isprintable()
 
 
+def test_there_are_only_two_formats(metrics):
+    accepted = ["", "*/*", *(f"application/openmetrics-text; version=1.0.{n}; escaping=e{n}" for n in range(100))]
+    types = {metrics.content_type(accept) for accept in accepted}
+    assert len(types) == 2
+    assert types == {metrics.render(accept)[1] for accept in accepted[-2:] + accepted[:1]}
+
+
 def test_two_instances_do_not_share_anything():
     one, other = Metrics(), Metrics()
     one.observe_claim_cpus(4)

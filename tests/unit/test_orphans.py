@@ -100,7 +100,9 @@ async def test_an_orphan_is_released(node, looker, orphan):
     assert node.agreed() == {}
 
 
-@pytest.mark.parametrize("wanted", [nothing, add_another_nodes_result, fail, answer_nonsense])
+@pytest.mark.parametrize(
+    "wanted", [nothing, add_another_nodes_result, fail, answer_for_something_else, answer_nonsense]
+)
 async def test_what_is_no_orphan_for_sure_is_not_released(node, looker, wanted):
     await node.prepare(node.claims.add("a", "2-5"))
     wanted(node)

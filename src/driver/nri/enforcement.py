@@ -147,6 +147,9 @@ class Enforcement:
         if not self.pool.is_usable(cpus):
             return f"has CPUs {cpus}, none of which is online: switch them on, or delete the pod"
         others = [one for one in self.containers if uid not in one.claims and self._may_use(one, cpus)]
+        if sharing := [one for one in others if not one.exclusive.isdisjoint(cpus)]:
+            # Only files can say so; see `Ledger.hold_anyway`.
+            return f"has CPUs {cpus}, some of which {_named(sharing)} has by another claim: delete one of the pods"
         if others:
             return f"has CPUs {cpus}, but {_named(others, why=True)} could not be moved away from them yet"
         return ""

@@ -386,7 +386,9 @@ class RuntimePlugin:
                 self._enforcement.notify()
             if operation == "remove_container":
                 self._ended.pop(identity, None)
-            elif len(self._ended) < _MOST_ENDED:
+            else:
+                if len(self._ended) == _MOST_ENDED:
+                    del self._ended[next(iter(self._ended))]
                 self._ended[identity] = measured.mode
 
     @contextmanager
