@@ -61,8 +61,8 @@ _log = logging.getLogger(__name__)
 _FIRST_RETRY_S: Final = 0.2
 _LONGEST_RETRY_S: Final = 5.0
 _NONE: Final = CpuSet()
-# Threads only wait for the disk; the claims of one call are synced side by side.
-_MOST_THREADS: Final = 32
+# A few batches of files are written at a time, more only where the disk hangs; a thread that has worked keeps memory.
+_MOST_THREADS: Final = 16
 
 
 def run(config: Config) -> int:
