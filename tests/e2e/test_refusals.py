@@ -80,7 +80,7 @@ async def test_container_without_a_claim_when_claims_hold_everything(node):
     assert await node.cpus(await node.cri.run(await node.pod(), "plain")) == "0-1"
 
 
-async def test_exclusive_container_that_would_leave_nothing_for_those_who_run(node):
+async def test_exclusive_container_beside_one_that_can_go_nowhere(node):
     await node.start_driver()
     pod = await node.pod()
     devices = await node.prepare(node.add_claim("0-1", pod))
@@ -88,7 +88,7 @@ async def test_exclusive_container_that_would_leave_nothing_for_those_who_run(no
     stray = await node.run_unnoticed(await node.pod("stray"), "main")
     await node.start_driver()
     why = await node.why_not_created(pod, "main", cdi=devices)
-    assert "and 1 containers without a claim still run on them" in why
+    assert "container main of pod default/stray could not be moved away from them yet" in why
     assert await node.cpus(stray) == str(EVERYTHING)
     await node.cri.stop(stray)
     assert await node.cpus(await node.cri.run(pod, "main", cdi=devices, attempt=1)) == "0-1"
