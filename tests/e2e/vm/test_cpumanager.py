@@ -43,7 +43,7 @@ async def test_capacity_selector_and_match_attribute(node):
     whole = await node.claim(request(4))
     whole_pod = await node.run([whole])
     await node.running(whole_pod)
-    selected = await node.claim(request(1, 'device.attributes["dra.cpu"].socketID == 1'))
+    selected = await node.claim(request(1, selector='device.attributes["dra.cpu"].socketID == 1'))
     selected_pod = await node.run([selected])
     await node.running(selected_pod)
     # One after the other they would come to lie on two sockets.
