@@ -90,6 +90,13 @@ class Node:
         updates = await self.plugin.synchronize(message.pods, message.containers)
         return nri.SynchronizeResponse(update=updates).SerializeToString()
 
+    async def settle(self) -> None:
+        """Let the runtime carry out what it is told, as it has when a claim was prepared, and tell so."""
+        by_id = {container.id: container for container in self.containers}
+        for update in await self.plugin.synchronize(self.pods, self.containers):
+            by_id[update.container_id].linux.resources.MergeFrom(update.linux.resources)
+        assert not await self.plugin.synchronize(self.pods, self.containers)
+
     async def create(self, request: bytes) -> bytes:
         message = nri.CreateContainerRequest.FromString(request)
         adjust, updates = await self.plugin.create_container(message.pod, message.container)
@@ -134,8 +141,7 @@ def test_create_container(entry, loop, contender, kind, n_containers):
     claim = claim_record(400)
     node.ledger.hold(claim)
     node.reservations.learn_pod(claim.uid, "uid-5000")
-    request = nri.SynchronizeRequest(pods=node.pods, containers=node.containers).SerializeToString()
-    loop.run_until_complete(node.synchronize(request))
+    loop.run_until_complete(node.settle())
     made = container(5000, claim if kind == "exclusive" else None)
     request = nri.CreateContainerRequest(pod=pod(5000), container=made).SerializeToString()
     handler = node
