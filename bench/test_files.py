@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from functools import partial
 
 import pytest
 
@@ -18,8 +19,7 @@ from driver.cdi import CdiDirectory, encode_spec
 from driver.checkpoint import RecordStore, encode_record
 from driver.ledger import Record
 from driver.names import ClaimUID, cdi_spec_name
-from fastcpu import CpuSet
-from records import record
+from records import make_record
 
 UID = ClaimUID("8a6f0d4e-6d0b-4c53-9f3c-0f6a1f1f2b11")
 CONTENDERS = ["dracpu", "json and rename"]
@@ -27,7 +27,7 @@ KINDS = ("one range", "every second CPU")
 
 
 def record_of(kind: str, n_cpus: int) -> Record:
-    return record(UID, CpuSet.parse(cases.choice(kind, n_cpus)[0]))
+    return make_record(UID, cases.choice(kind, n_cpus)[0])
 
 
 def plain_write(path: os.PathLike[str], document: object, *, durable: bool) -> None:
@@ -74,22 +74,18 @@ def test_encode(entry, what, contender, kind, n_cpus):
 def test_write_and_remove(entry, tmp_path, what, contender, n_cpus):
     made = record_of("one range", n_cpus)
     if what == "record":
-        store = RecordStore(tmp_path)
+        store = files = RecordStore(tmp_path)
         path, content, durable = tmp_path / f"{UID}.json", encode_record(made), True
-        write, remove = (lambda: store.write(made)), (lambda: store.remove(UID))
+        write = partial(store.write, made)
     else:
-        folder = CdiDirectory(tmp_path)
-
-        async def write_spec() -> None:
-            await asyncio.to_thread(folder.write_now, UID, made.cpus)
-
+        folder = files = CdiDirectory(tmp_path)
         path, content, durable = tmp_path / cdi_spec_name(UID), encode_spec(UID, made.cpus), False
-        write, remove = write_spec, (lambda: folder.remove(UID))
+        write = partial(asyncio.to_thread, folder.write_now, UID, made.cpus)
     document = json.loads(content)
 
     async def by_driver() -> None:
         await write()
-        await remove()
+        await asyncio.to_thread(files.remove_all_now, [UID])
 
     def by_hand() -> None:
         plain_write(path, document, durable=durable)

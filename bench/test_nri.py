@@ -19,7 +19,6 @@ from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.health import Health
 from driver.ledger import Ledger, Record
 from driver.metrics import Metrics
-from driver.names import ClaimUID
 from driver.nri.connection import Timing
 from driver.nri.enforcement import Enforcement
 from driver.nri.plugin import RuntimePlugin
@@ -28,7 +27,7 @@ from driver.nri.runtimeside import RuntimeSide
 from driver.nri.sharedpool import SharedPool
 from fastcpu import CpuSet
 from nri_runtime import NriRuntime
-from records import record
+from records import make_record
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -46,8 +45,7 @@ class NoClaims:
 
 
 def claim_record(index: int) -> Record:
-    uid = ClaimUID(f"00000000-0000-4000-8000-{index:012}")
-    return record(uid, CpuSet([2 * index + 2, 2 * index + 3]), f"claim-{index}")
+    return make_record(f"00000000-0000-4000-8000-{index:012}", f"{2 * index + 2}-{2 * index + 3}")
 
 
 def pod(index: int) -> nri.PodSandbox:

@@ -45,6 +45,7 @@ from kubernetes.aio.config.kube_config import KubeConfigLoader
 
 from driver.answers import failure, reason
 from driver.errors import ApiError, ConfigError
+from driver.serial import is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -176,8 +177,7 @@ class ApiConnection:
         except aiohttp.ClientConnectorCertificateError:
             raise
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_cancelled():
                 raise
             # Not who asks: the session was closed, as credentials were replaced, while an address was looked up.
             raise ApiError(0, "the connection to the API server was replaced; it is tried again") from None

@@ -15,7 +15,7 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from threading import Barrier
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -99,9 +99,8 @@ async def _run_until_signal(config: Config) -> int:
         _log.info("stopping", extra=fields(signal=stop.result().name))
         plugin.cancel()
     stop.cancel()
-    await asyncio.wait([plugin])
-    if not plugin.cancelled():
-        plugin.result()
+    with suppress(asyncio.CancelledError):
+        await plugin
     _log.info("stopped")
     return 0
 

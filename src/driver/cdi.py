@@ -129,20 +129,6 @@ class CdiDirectory:
         # Not durable: what a power failure spoils is made again from the record.
         return replace_file(path, content, mode=_FILE_MODE, folder_mode=_FOLDER_MODE, durable=False)
 
-    async def remove(self, uid: ClaimUID) -> bool:
-        """Remove a claim's spec, durably: one that came back would be adopted.
-
-        Returns
-        -------
-        bool
-            Whether there was one.
-
-        Raises
-        ------
-        OSError
-        """
-        return await asyncio.to_thread(remove_files, self._folder, cdi_spec_name(uid))
-
     async def load(self) -> LoadedSpecs:
         """Find all devices of our kind, clearing away what a crash has left of our own writing.
 
@@ -177,7 +163,13 @@ class CdiDirectory:
         return await asyncio.to_thread(self._take_over, uid, cpus, elsewhere)
 
     def remove_all_now(self, uids: Sequence[ClaimUID]) -> list[bool | Exception]:
-        """Do what `remove` does for several claims, in this thread, and return what that returns or raises for each."""
+        """Remove the specs of claims durably, in this thread: one that came back would be adopted.
+
+        Returns
+        -------
+        list of bool or Exception
+            For each claim whether there was one, or why it could not be removed.
+        """
         return remove_groups_of_files(self._folder, [(cdi_spec_name(uid),) for uid in uids])
 
     def _take_over(self, uid: ClaimUID, cpus: CpuSet, elsewhere: tuple[Path, ...]) -> bool:

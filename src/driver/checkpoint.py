@@ -21,7 +21,6 @@ from driver.errors import ClaimError
 from driver.files import (
     BrokenFile,
     read_file,
-    remove_files,
     remove_groups_of_files,
     remove_temporary_files,
     replace_files_durably,
@@ -91,15 +90,6 @@ class RecordStore:
         """
         return await self._writes.do(record)
 
-    async def remove(self, uid: ClaimUID) -> None:
-        """Remove a claim's record durably, if there is one, and what was put aside of it.
-
-        Raises
-        ------
-        OSError
-        """
-        await asyncio.to_thread(remove_files, self._folder, _name(uid), _name(uid) + _CORRUPT_SUFFIX)
-
     async def load(self) -> LoadedRecords:
         """Read all records, putting the unusable ones aside and clearing away what a crash has left.
 
@@ -116,7 +106,13 @@ class RecordStore:
         return replace_files_durably(self._folder, contents, mode=_FILE_MODE, folder_mode=_FOLDER_MODE)
 
     def remove_all_now(self, uids: Sequence[ClaimUID]) -> list[bool | Exception]:
-        """Do what `remove` does for several claims, in this thread, and return the exception of each that failed."""
+        """Remove the records of claims durably, in this thread, and what was put aside of them.
+
+        Returns
+        -------
+        list of bool or Exception
+            For each claim whether there was any, or why it could not be removed.
+        """
         return remove_groups_of_files(self._folder, [(_name(uid), _name(uid) + _CORRUPT_SUFFIX) for uid in uids])
 
     def _load(self) -> LoadedRecords:

@@ -150,7 +150,7 @@ class DeviceHealth:
             _log.info("CPUs have gone offline or come back", extra=fields(offline=gone, held=gone & pool.taken))
             pool.set_offline(gone)
             self._tell_pool()
-        withdrawn = gone & pool.online - pool.taken
+        withdrawn = (gone & pool.online) - pool.taken
         if withdrawn != self._withdrawn:
             self._withdrawn = withdrawn
             self._withdraw(withdrawn)

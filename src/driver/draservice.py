@@ -17,6 +17,7 @@ from driver.errors import ClaimError
 from driver.logs import fields, operation
 from driver.names import claim_uid
 from driver.prepare import ClaimReference
+from driver.serial import is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -134,8 +135,7 @@ async def _answer_each(
         except ClaimError as error:  # who raised it has logged it
             return fail(one_line(error))
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_cancelled():
                 raise
             # Not this call but something it waited for was cancelled, as when the driver stops.
             return fail("interrupted: the driver is stopping, or gave up a step of this claim")

@@ -40,6 +40,12 @@ class ClaimLocks:
             yield
 
 
+def is_cancelled() -> bool:
+    """Tell, where a task is interrupted, whether it is that itself, and not something that it waits for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 async def any_of(events: Sequence[asyncio.Event], deadline: float) -> bool:
     """Wait until one of several events is set.
 

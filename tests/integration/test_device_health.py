@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 from urllib.parse import quote
 
 import grpc
@@ -21,33 +20,18 @@ from driver.devices import build_devices
 from driver.health import RUNTIME, Health
 from driver.healthservice import HealthServicer
 from driver.kubelet import KubeletPlugin
-from driver.ledger import Ledger, Record
+from driver.ledger import Ledger
 from fastcpu import CpuSet
 from fastcpu.filetree import OverlaidTree, SysfsTree
 from fastcpu.pool import CpuPool
 from fastcpu.sysfs import read_topology
+from records import make_record
 
 ONLINE = "/sys/devices/system/cpu/online"
 VERSIONS = {
     "v1": (dra_health_v1_pb2, dra_health_v1_pb2_grpc),
     "v1alpha1": (dra_health_v1alpha1_pb2, dra_health_v1alpha1_pb2_grpc),
 }
-
-
-def make_record(name: str, cpus: str) -> Record:
-    return Record(
-        uid=name,
-        namespace="default",
-        name=name,
-        pod_claim_name=None,
-        generation=1,
-        cpus=CpuSet.parse(cpus),
-        by_request={},
-        devices=(),
-        fingerprint="",
-        adopted=False,
-        prepared_at=datetime.now(UTC),
-    )
 
 
 class Machine:
@@ -94,7 +78,7 @@ class Machine:
         self.told += 1
 
     def hold(self, name: str, cpus: str) -> None:
-        self.ledger.hold(make_record(name, cpus))
+        self.ledger.hold(make_record(name, cpus, name=name))
 
     def faults(self) -> dict[str, str]:
         self.devices.look()

@@ -89,7 +89,7 @@ def answer(device="cpudevsocket000", cdi_id=f"dra.k8s.io/cpu=claim-{UID}", error
 async def test_a_right_answer_passes(tmp_path, claim):
     CdiDirectory(tmp_path).write_now(UID, claim.cpus)
     Checker(tmp_path).prepared(claim, answer())
-    await CdiDirectory(tmp_path).remove(UID)
+    assert CdiDirectory(tmp_path).remove_all_now([UID]) == [True]
     Checker(tmp_path).unprepared(claim, "")
 
 

@@ -9,8 +9,6 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,7 @@ from driver.checkpoint import RecordStore
 from driver.cpumanager import CpuManagerAllocator
 from driver.devices import DeviceModel, build_devices
 from driver.errors import ApiError
-from driver.ledger import Ledger, PreparedDevice, Record
+from driver.ledger import Ledger, Record
 from driver.metadata import MetadataStore
 from driver.metrics import Metrics
 from driver.names import ClaimUID
@@ -35,6 +33,7 @@ from fastcpu import CpuSet
 from fastcpu.pool import CpuPool
 from fastcpu.sysfs import read_topology
 from fastcpu.topology import Topology
+from records import make_record
 
 
 class Killed(BaseException):
@@ -157,27 +156,9 @@ def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
     return wait
 
 
-@pytest.fixture
-def make_record() -> Callable[..., Record]:
-    def make(uid: str, cpulist: str = "2-5", **changes: object) -> Record:
-        cpus = CpuSet.parse(cpulist)
-        device = PreparedDevice(request="cpus", pool="node-1", device="cpudevnuma000", share_id=None, cpus=len(cpus))
-        record = Record(
-            uid=ClaimUID(uid),
-            namespace="default",
-            name=f"claim-{uid}",
-            pod_claim_name=None,
-            generation=1,
-            cpus=cpus,
-            by_request={"cpus": cpus},
-            devices=(device,),
-            fingerprint="0" * 64,
-            adopted=False,
-            prepared_at=datetime(2026, 11, 29, 12, 30, tzinfo=UTC),
-        )
-        return replace(record, **changes)
-
-    return make
+@pytest.fixture(name="make_record")
+def _make_record() -> Callable[..., Record]:
+    return make_record
 
 
 class Claims:

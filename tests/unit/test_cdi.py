@@ -72,16 +72,16 @@ async def test_the_same_spec_is_not_written_again(cdi, folder):
     assert cdi.write_now(UID, CpuSet([2])) is True
 
 
-async def test_removing(cdi, folder):
+def test_removing(cdi, folder):
     cdi.write_now(A, CpuSet([1]))
     cdi.write_now(B, CpuSet([2]))
-    assert await cdi.remove(A) is True
-    assert await cdi.remove(A) is False
+    assert cdi.remove_all_now([A]) == [True]
+    assert cdi.remove_all_now([A]) == [False]
     assert names(folder) == ["dra.k8s.io-cpu_claim-b.json"]
 
 
-async def test_removing_where_there_is_no_folder(cdi, folder):
-    assert await cdi.remove(A) is False
+def test_removing_where_there_is_no_folder(cdi, folder):
+    assert cdi.remove_all_now([A]) == [False]
     assert not folder.exists()
 
 
@@ -272,11 +272,12 @@ async def test_a_spec_that_cannot_be_written_is_an_error_and_no_file(cdi, folder
     assert not folder.exists() or names(folder) == []
 
 
-async def test_a_spec_that_cannot_be_removed_is_an_error(cdi, folder, disk):
+def test_a_spec_that_cannot_be_removed_is_an_error(cdi, folder, disk):
     cdi.write_now(A, CpuSet([1]))
     disk.fail("unlink", "claim-a", errno.EROFS)
+    [failure] = cdi.remove_all_now([A])
     with pytest.raises(OSError, match=os.strerror(errno.EROFS)):
-        await cdi.remove(A)
+        raise failure
     assert names(folder) == ["dra.k8s.io-cpu_claim-a.json"]
 
 

@@ -83,14 +83,14 @@ async def test_writing_the_same_again_writes_nothing(store, make_record, disk):
 async def test_removing(store, folder, make_record):
     await store.write(make_record("a"))
     await store.write(make_record("b"))
-    await store.remove(ClaimUID("a"))
-    await store.remove(ClaimUID("a"))
+    assert store.remove_all_now([ClaimUID("a")]) == [True]
+    assert store.remove_all_now([ClaimUID("a")]) == [False]
     assert names(folder) == ["b.json"]
     assert [record.uid for record in (await store.load()).records] == ["b"]
 
 
-async def test_removing_where_there_is_no_folder(store, folder):
-    await store.remove(ClaimUID("a"))
+def test_removing_where_there_is_no_folder(store, folder):
+    assert store.remove_all_now([ClaimUID("a")]) == [False]
     assert not folder.exists()
 
 
@@ -126,7 +126,7 @@ async def test_a_broken_file_is_put_aside_and_reported(store, folder, make_recor
     # It is reported as long as it is there, and goes with its claim.
     again = await store.load()
     assert [(file.path, file.reason) for file in again.broken] == [(folder / "a.json.corrupt", "put aside earlier")]
-    await store.remove(ClaimUID("a"))
+    assert store.remove_all_now([ClaimUID("a")]) == [True]
     assert names(folder) == ["b.json"]
 
 

@@ -2,19 +2,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
-from datetime import UTC, datetime
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from driver.ledger import Ledger, PreparedDevice, Record
-from driver.names import ClaimUID
+from driver.ledger import Ledger
 from fastcpu import CpuSet
 from fastcpu.errors import CpuHoldError
 from fastcpu.pool import CpuPool
+from records import make_record
 
 N_WORDS = 2
 CPUS = N_WORDS * 64
@@ -24,24 +22,6 @@ def make_pool() -> CpuPool:
     """128 CPUs, of which 120-127 are offline and 0-3 reserved, in one group."""
     groups = np.full((1, N_WORDS), ~np.uint64(0))
     return CpuPool(CpuSet(range(120)), CpuSet(range(4)), groups)
-
-
-def make_record(uid: str, cpulist: str, **changes: object) -> Record:
-    cpus = CpuSet.parse(cpulist)
-    record = Record(
-        uid=ClaimUID(uid),
-        namespace="default",
-        name=f"claim-{uid}",
-        pod_claim_name=None,
-        generation=1,
-        cpus=cpus,
-        by_request={"cpus": cpus},
-        devices=(PreparedDevice(request="cpus", pool="node", device="cpudevnuma000", share_id=None, cpus=len(cpus)),),
-        fingerprint="0" * 64,
-        adopted=False,
-        prepared_at=datetime(2026, 11, 29, 12, tzinfo=UTC),
-    )
-    return replace(record, **changes)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.claimfiles import ClaimFiles
 from driver.errors import ClaimError
-from driver.ledger import Ledger, PreparedDevice, Record
+from driver.ledger import Ledger, Record
 from driver.metrics import Metrics
 from driver.names import ClaimUID
 from driver.nri.containers import WINDOW_S
@@ -32,6 +31,7 @@ from driver.nri.reservations import Reservations
 from driver.nri.sharedpool import SET_ASIDE_S, SharedPool
 from fastcpu import CpuSet
 from fastcpu.pool import CpuPool
+from records import make_record
 
 CPUS = 12
 
@@ -43,23 +43,6 @@ def cpus(text: str) -> CpuSet:
 def make_ledger(online: str = f"0-{CPUS - 1}", reserved: str = "") -> Ledger:
     groups = np.array([[(1 << CPUS) - 1]], dtype=np.uint64)
     return Ledger(CpuPool(cpus(online), cpus(reserved), groups))
-
-
-def make_claim(uid: str, text: str) -> Record:
-    device = PreparedDevice(request="r", pool="node", device="d", share_id=None, cpus=len(cpus(text)))
-    return Record(
-        uid=ClaimUID(uid),
-        namespace="default",
-        name=f"claim-{uid}",
-        pod_claim_name=None,
-        generation=1,
-        cpus=cpus(text),
-        by_request={"r": cpus(text)},
-        devices=(device,),
-        fingerprint="0" * 64,
-        adopted=False,
-        prepared_at=datetime(2026, 11, 29, tzinfo=UTC),
-    )
 
 
 # The pool
@@ -81,7 +64,7 @@ def test_the_pool_is_what_is_neither_reserved_nor_held_nor_isolated(reserved, is
     ledger = make_ledger(reserved=reserved)
     pool = SharedPool(ledger, cpus(isolated))
     if held:
-        ledger.hold(make_claim("a", held))
+        ledger.hold(make_record("a", held))
     assert str(pool.cpus) == str(pool.current(0.0)) == expected
     assert pool.leaves_alone == (reserved == "0-11")
 
@@ -89,7 +72,7 @@ def test_the_pool_is_what_is_neither_reserved_nor_held_nor_isolated(reserved, is
 def test_with_no_managed_cpus_but_claims_nothing_is_left_alone():
     ledger = make_ledger(reserved="0-11")
     pool = SharedPool(ledger, CpuSet())
-    ledger.hold_anyway(make_claim("a", "4"))
+    ledger.hold_anyway(make_record("a", "4"))
     assert not pool.leaves_alone
 
 
@@ -100,7 +83,7 @@ def test_what_was_set_aside_stays_free_for_a_while_but_never_leaves_the_pool_emp
     assert str(pool.current(11.0)) == "0-1,6-11"
     assert str(pool.cpus) == "0-11"
     assert pool.aside_until == 10.0 + SET_ASIDE_S
-    ledger.hold(make_claim("b", "0-1,6-11"))
+    ledger.hold(make_record("b", "0-1,6-11"))
     assert str(pool.current(11.0)) == "2-5"
     ledger.release(ClaimUID("b"))
     assert str(pool.current(10.0 + SET_ASIDE_S)) == "0-11"
@@ -467,7 +450,7 @@ def run_container(model: Model, pod: str, *uids: str) -> Living:
 
 
 def prepared(model: Model, uid: str, text: str) -> Record:
-    record = make_claim(uid, text)
+    record = make_record(uid, text)
     model.prepare(record)
     model.settle()
     assert uid in model.claims
@@ -476,7 +459,7 @@ def prepared(model: Model, uid: str, text: str) -> Record:
 
 def test_a_prepare_ends_when_the_push_was_answered_and_not_before(model):
     one = run_container(model, "p")
-    work = model.prepare(make_claim("a", "2-5"))
+    work = model.prepare(make_record("a", "2-5"))
     (push,) = model.pushes
     assert push.updates == [(one.message.id, "0-1,6-11")]
     model.apply_push(push)
@@ -492,12 +475,12 @@ def test_a_runtime_that_was_told_to_be_patient_is_waited_for(model, told_s, alon
     model.plugin.connected("containerd", "v2.4.2", "v0.12.3", told_s)
     model.plugin.synchronized()
     run_container(model, "p")
-    model.prepare(make_claim("a", "2"))
+    model.prepare(make_record("a", "2"))
     (push,) = model.pushes
     assert push.timeout_s == alone_s
     model.answer_push(push)
     run_container(model, "q")
-    model.prepare(make_claim("b", "3"))
+    model.prepare(make_record("b", "3"))
     (push,) = model.pushes
     assert (len(push.updates), push.timeout_s) == (2, 2 * alone_s)
 
@@ -514,7 +497,7 @@ def test_a_prepare_waits_for_a_window_and_the_push_after_it(model, window):
             one = model.create("p")
             model.post_create(one)
             model.start(one, told=True)
-    work = model.prepare(make_claim("a", "2-5"))
+    work = model.prepare(make_record("a", "2-5"))
     while model.pushes:
         model.answer_push(model.pushes[0])
     assert not work.task.done()
@@ -535,7 +518,7 @@ def test_a_prepare_waits_for_a_window_and_the_push_after_it(model, window):
 def test_a_window_that_nobody_closes_holds_a_prepare_up_for_a_while(model):
     one = run_container(model, "p")
     model.update(one, "0-3")
-    work = model.prepare(make_claim("a", "2-5"))
+    work = model.prepare(make_record("a", "2-5"))
     model.pass_time(WINDOW_S - 0.01)
     assert model.pushes == []
     model.pass_time(0.02)
@@ -548,11 +531,11 @@ def test_a_container_that_cannot_be_moved_fails_the_claims_that_need_its_cpus_an
     stuck = run_container(model, "p")
     prepared(model, "a", "8-11")
     others = [run_container(model, f"q{number}") for number in range(5)]
-    model.ledger.hold(make_claim("blocker", "0-1"))  # so that the new ones have less
+    model.ledger.hold(make_record("blocker", "0-1"))  # so that the new ones have less
     model.enforcement.notify()
     model.settle()
     stuck.broken = True
-    work = model.prepare(make_claim("b", "4-5"))
+    work = model.prepare(make_record("b", "4-5"))
     for _ in range(60):
         if model.pushes:
             model.answer_push(model.pushes[0])
@@ -591,10 +574,10 @@ def test_a_retry_finds_what_was_moved_away_and_does_not_wait_for_the_back_off(mo
     stuck = run_container(model, "p")
     stuck.broken = True
     for _ in range(2):
-        model.prepare(make_claim("a", "4-5"))
+        model.prepare(make_record("a", "4-5"))
         model.settle()
     stuck.broken = False
-    work = model.prepare(make_claim("a", "4-5"))
+    work = model.prepare(make_record("a", "4-5"))
     model.pass_time(1.0)
     model.answer_push(model.pushes[0])
     assert work.task.done()
@@ -608,7 +591,7 @@ def test_cpus_that_are_on_their_way_back_to_others_are_not_confirmed_to_a_claim(
     (push,) = model.pushes
     model.apply_push(push)  # and not answered yet
     assert one.kernel == "0-11"
-    work = model.prepare(make_claim("b", "2-5"))
+    work = model.prepare(make_record("b", "2-5"))
     assert not work.task.done()
     model.answer_push(push)
     assert not work.task.done()
@@ -653,7 +636,7 @@ def test_an_empty_pool_takes_no_container_without_a_claim(model):
 
 def test_an_exclusive_container_is_refused_where_others_cannot_be_moved_away(model):
     run_container(model, "p")
-    record = make_claim("a", "0-11")  # as restored after another driver
+    record = make_record("a", "0-11")  # as restored after another driver
     model.end_driver()
     model.ledger.hold(record)
     model.claims["a"] = record
@@ -793,7 +776,7 @@ class Enforced(RuleBasedStateMachine):
         else:
             chosen = CpuSet(data.draw(st.lists(st.sampled_from(list(free)), min_size=1, max_size=4, unique=True)))
         self.next_claim += 1
-        self.model.prepare(make_claim(f"a{self.next_claim}", str(chosen)))
+        self.model.prepare(make_record(f"a{self.next_claim}", str(chosen)))
 
     @rule(data=st.data())
     def unprepare(self, data: st.DataObject) -> None:

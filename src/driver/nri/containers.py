@@ -169,14 +169,6 @@ class Container:
         """Tell whether it is still not being started when whoever wanted it has long given up."""
         return self.phase in (Phase.CREATING, Phase.CREATED) and now >= self._phase_since + TOLD_S
 
-    def may_use(self, cpus: CpuSet) -> bool:
-        """Tell whether the kernel may hold it to any of these CPUs, as far as the driver knows; see `verified`."""
-        return not (
-            self.given.isdisjoint(cpus)
-            and self._on_the_way.isdisjoint(cpus)
-            and all(doubt.isdisjoint(cpus) for doubt, _ in self._doubts)
-        )
-
     # What happens to it
 
     def post_created(self, now: float) -> None:

@@ -265,7 +265,7 @@ class Enforcement:
         return record.uid not in container.claims and (not container.verified or self._may_use(container, record.cpus))
 
     def _may_use(self, container: Container, cpus: CpuSet) -> bool:
-        return container.may_use(cpus) or not self.pool.is_usable(container.given)
+        return not container.may_have.isdisjoint(cpus) or not self.pool.is_usable(container.given)
 
     def _still_there(self, container: Container, record: Record) -> bool:
         return self.containers.get(container.id) is container and self._stands_in_the_way(container, record)
