@@ -34,6 +34,7 @@ import uuid
 
 DRIVER = "dra.cpu"
 CAPACITY = f"{DRIVER}/cpu"
+MOST_CPUS = 1 << 16
 FINALIZER = "resource.kubernetes.io/delete-protection"
 
 
@@ -69,6 +70,8 @@ def parse_cpus(text):
     cpus = set()
     for part in filter(None, text.split(",")):
         first, last, used, group = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+)/(\d+))?)?", part).groups()
+        if int(last or first) >= MOST_CPUS:
+            raise ValueError(text)
         span = range(int(first), int(last or first) + 1)
         cpus.update(cpu for i, cpu in enumerate(span) if i % int(group or 1) < int(used or 1))
     return cpus
@@ -124,7 +127,10 @@ def named(result, configs):
     for config in configs:
         opaque = config.get("opaque", {})
         if opaque.get("driver") == DRIVER and (not config.get("requests") or requests & {*config["requests"]}):
-            cpus |= parse_cpus(opaque["parameters"].get("cpuConfig", {}).get("cpuset", ""))
+            try:
+                cpus |= parse_cpus(opaque["parameters"]["cpuConfig"]["cpuset"])
+            except (AttributeError, KeyError, TypeError, ValueError):
+                continue  # anybody may have written it; what is no list of CPUs the driver gives to nobody
     return cpus
 
 

@@ -45,6 +45,8 @@ def cpuset(cpus):
         (claim(config({"placement": {}}), told=[{"cpusetStrided": "0-6:1/2"}]), {0, 2, 4, 6}),
         (claim(config(cpuset("1")), told=[{"cpuset": "1"}]), {1}),
         (claim(), set()),
+        *((claim(config(wrong), config(cpuset("7"))), {7}) for wrong in (None, "text", {"cpuConfig": None})),
+        *((claim(config(cpuset(wrong)), config(cpuset("7"))), {7}) for wrong in (None, 5, "all", "1-", "0-4294967295")),
     ],
 )
 def test_what_an_allocated_claim_has_is_given(scheduler, given, expected):
