@@ -212,10 +212,10 @@ def _stage(path: Path, content: bytes, mode: int, folder_mode: int | None) -> _S
         descriptor = os.open(temporary, flags, mode)
     staged = _Staged(descriptor, temporary, path)
     try:
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(content)
-            file.flush()
-            os.fchmod(descriptor, mode)
+        left = memoryview(content)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fchmod(descriptor, mode)
     except OSError:
         staged.discard()
         raise
@@ -318,6 +318,9 @@ def remove_temporary_files(folder: Path, ours: Callable[[str], bool]) -> None:
 
 
 def _has_content(path: Path, content: bytes) -> bool:
+    # Most files are new, and an exception costs more than a look.
+    if not os.access(path, os.F_OK):
+        return False
     try:
         return read_file(path, len(content)) == content
     except OSError:

@@ -61,6 +61,9 @@ class MetadataStore:
     def __init__(self, folder: Path, cdi_folder: Path) -> None:
         self._folder = folder
         self._cdi_folder = cdi_folder
+        # Whose files the folder of a claim's name holds, and of which requests, as far as this process has put them
+        # there: to find out from the files is most of what an unprepare would do.
+        self._written: dict[str, tuple[ClaimUID, tuple[str, ...]]] = {}
 
     async def write(self, record: Record, attributes: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
         """Write the metadata of a claim; what is there already and right stays as it is.
@@ -132,16 +135,25 @@ class MetadataStore:
             spec = _encode_spec(record.uid, device_name, host_file, _container_path(record, request))
             _replace(self._spec(record.uid, request), spec)
             cdi_ids[request] = f"{_CDI_KIND}={device_name}"
+        self._written[claim_folder.name] = (record.uid, tuple(by_request))
         return cdi_ids
 
     def _remove(self, uid: ClaimUID, namespace: str, name: str) -> None:
         claim_folder = self._claim_folder(namespace, name)
+        owner, written = self._written.get(claim_folder.name, (None, ()))
+        if owner == uid:
+            del self._written[claim_folder.name]
+            for request in written:
+                _unlink(self._spec(uid, request))
+                _unlink(claim_folder / request / _HOST_FILE)
+                _remove_if_empty(claim_folder / request)
+            _remove_if_empty(claim_folder)
+            return
         requests = list(_entries(claim_folder))
         if requests:
             # The CDI folder has a file of each claim on the node, so it is not searched without need.
             for request in requests:
-                with suppress(FileNotFoundError):
-                    os.unlink(self._spec(uid, request))
+                _unlink(self._spec(uid, request))
         else:
             self._remove_specs(lambda owner: owner == uid)
         _remove_files(claim_folder, lambda owner: owner == uid)
@@ -157,8 +169,7 @@ class MetadataStore:
     def _remove_specs(self, belongs: Callable[[str | None], bool]) -> None:
         for name in _entries(self._cdi_folder):
             if name.startswith(_CDI_PREFIX) and belongs(name.removeprefix(_CDI_PREFIX).partition("_")[0]):
-                with suppress(FileNotFoundError):
-                    os.unlink(self._cdi_folder / name)
+                _unlink(self._cdi_folder / name)
 
     def _spec(self, uid: ClaimUID, request: str) -> Path:
         return self._cdi_folder / f"{_CDI_PREFIX}{uid}_{request}.json"
@@ -255,6 +266,11 @@ def _owner(host_file: Path) -> str | None:
 def _entries(folder: Path) -> Iterator[str]:
     with suppress(FileNotFoundError, NotADirectoryError):
         yield from sorted(os.listdir(folder))
+
+
+def _unlink(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _remove_if_empty(folder: Path) -> None:

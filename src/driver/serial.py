@@ -93,7 +93,7 @@ async def uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:
     interruption: asyncio.CancelledError | None = None
     while not task.done():
         try:
-            await asyncio.wait([task])
+            await _end_of(task)
         except asyncio.CancelledError as cancelled:
             interruption = cancelled
     if interruption is None:
@@ -101,3 +101,15 @@ async def uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:
     if not task.cancelled():
         task.exception()  # asyncio complains about one that nobody has looked at
     raise interruption
+
+
+def _end_of(task: asyncio.Task[Any]) -> asyncio.Future[None]:
+    """Return what is done when a task is, but may be cancelled without it; `asyncio.wait` does this and more."""
+    ended = asyncio.get_running_loop().create_future()
+
+    def end(_: asyncio.Task[Any]) -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    task.add_done_callback(end)
+    return ended

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import threading
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from driver import files
 from driver.allocators import Allocator, ExternalAllocator
 from driver.cdi import CdiDirectory
 from driver.checkpoint import RecordStore
@@ -100,7 +98,7 @@ def path_of(descriptor: int) -> str:
 @pytest.fixture
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
     failing = FailingDisk(tmp_path)
-    real_open, real_fsync = os.open, os.fsync
+    real_open, real_write, real_fsync = os.open, os.write, os.fsync
 
     def checked_open(path: str, flags: int, mode: int = 0o777, **rest: int) -> int:
         failing.check("open" if flags & os.O_ACCMODE else "read", path)
@@ -110,15 +108,9 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
         failing.check("fsync", path_of(descriptor))
         real_fsync(descriptor)
 
-    class CheckedFile(io.FileIO):
-        def write(self, content: bytes) -> int:
-            failing.check("write", path_of(self.fileno()))
-            return super().write(content)
-
-    def open_descriptor(descriptor: int, mode: str, *, closefd: bool = True) -> object:
-        if mode == "wb":
-            return io.BufferedWriter(CheckedFile(descriptor, "wb", closefd))
-        return open(descriptor, mode, closefd=closefd)
+    def checked_write(descriptor: int, content: bytes) -> int:
+        failing.check("write", path_of(descriptor))
+        return real_write(descriptor, content)
 
     def watch(operation: str, name: str) -> None:
         real = getattr(os, name)
@@ -131,7 +123,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
 
     monkeypatch.setattr(os, "open", checked_open)
     monkeypatch.setattr(os, "fsync", checked_fsync)
-    monkeypatch.setattr(files, "open", open_descriptor, raising=False)
+    monkeypatch.setattr(os, "write", checked_write)
     for operation, name in (
         ("rename", "rename"),
         ("rename", "replace"),

@@ -54,6 +54,13 @@ def test_content_reaches_the_disk_before_the_name_and_the_name_before_the_return
     assert temporary.endswith(".tmp")
 
 
+def test_a_disk_that_takes_content_in_pieces_gets_all_of_it(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:3]))
+    replace_file(tmp_path / "a.json", NEW)
+    assert (tmp_path / "a.json").read_bytes() == NEW
+
+
 def test_what_can_be_made_again_is_not_waited_for(tmp_path, disk):
     path = tmp_path / "a.json"
     path.write_bytes(OLD)

@@ -233,17 +233,28 @@ async def test_a_name_too_long_for_a_file_system_is_logged(store, make_record, c
     assert "the claim gets no device metadata" in caplog.text
 
 
-async def test_removing_takes_only_what_belongs_to_the_claim(store, folder, cdi_folder, make_record):
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_removing_takes_only_what_belongs_to_the_claim(store, folder, cdi_folder, make_record, restarted):
     await store.write(make_record(UID, name="cpus", devices=(device("a"), device("b"))), ATTRIBUTES)
     # The claim was made again under its name, and prepared before the old one was unprepared.
     await store.write(make_record(OTHER, name="cpus", devices=(device("b"),)), ATTRIBUTES)
     (cdi_folder / "other.json").touch()
+    if restarted:
+        store = MetadataStore(folder, cdi_folder)
     store.remove_now(UID, "default", "cpus")
     assert files(folder) == ["default_cpus/b/metadata.json"]
     assert files(cdi_folder) == [f"dra.cpu_metadata_{OTHER}_b.json", "other.json"]
     store.remove_now(OTHER, "default", "cpus")
     assert list(folder.iterdir()) == []
     assert files(cdi_folder) == ["other.json"]
+
+
+async def test_what_this_process_wrote_is_removed_without_a_look_at_it(store, folder, cdi_folder, make_record, disk):
+    await store.write(make_record(UID, name="cpus", devices=(device("a"), device("b"))), ATTRIBUTES)
+    disk.calls.clear()
+    store.remove_now(UID, "default", "cpus")
+    assert {operation for operation, _ in disk.calls} == {"unlink", "rmdir"}
+    assert list(folder.iterdir()) == list(cdi_folder.iterdir()) == []
 
 
 async def test_removing_what_was_never_written(store, folder, cdi_folder, caplog):
