@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device metadata for containers (KEP-5304): what a claim's devices are, as a file inside the container.
 
-Each request of a claim has a JSON file on the host and a CDI spec of its own that mounts it. Paths, names and the
-file's form are those of Kubernetes' own helper for drivers, so that any reader finds it. The host file's path holds the
-claim's name, not its UID: it is only removed when its content says that it belongs to the claim in question.
+Each request of a claim has a JSON file on the host and a CDI spec of its own that mounts it. What containers and the
+runtime see of that (the path in the container, the file's form, the spec's name, kind and device) is as Kubernetes' own
+helper for drivers has it. The host file is the driver's own affair. The helper gives each a path of two folders with
+the claim's name, and to make and remove these costs more than all else that a prepare puts on the disk; here it is one
+file, named after the claim's UID, so that nobody has to find out whose it is. The helper's files of a claim that came
+from another driver go when their claim does.
 
 Metadata is a courtesy: no failure here stops a claim from being prepared or unprepared.
 """
@@ -35,7 +38,8 @@ _log = logging.getLogger(__name__)
 _VERSIONS: Final = ("v1beta1", "v1alpha1")
 _GROUP: Final = "metadata.resource.k8s.io"
 _CONTAINER_FOLDER: Final = "/var/run/kubernetes.io/dra-device-attributes"
-_HOST_FILE: Final = "metadata.json"
+_SUFFIX: Final = ".json"
+_HELPERS_FILE: Final = "metadata.json"
 _CDI_KIND: Final = f"{DRIVER_NAME}/metadata"
 _CDI_PREFIX: Final = f"{DRIVER_NAME}_metadata_"
 _ALLOCATED_CPUS: Final = "dra.cpu/allocatedNumCPUs"
@@ -61,9 +65,8 @@ class MetadataStore:
     def __init__(self, folder: Path, cdi_folder: Path) -> None:
         self._folder = folder
         self._cdi_folder = cdi_folder
-        # Whose files the folder of a claim's name holds, and of which requests, as far as this process has put them
-        # there: to find out from the files is most of what an unprepare would do.
-        self._written: dict[str, tuple[ClaimUID, tuple[str, ...]]] = {}
+        # The requests of the claims whose files this process has written: to look for them in the folders costs more.
+        self._written: dict[ClaimUID, tuple[str, ...]] = {}
 
     async def write(self, record: Record, attributes: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
         """Write the metadata of a claim; what is there already and right stays as it is.
@@ -100,11 +103,11 @@ class MetadataStore:
         uid : ClaimUID
             The claim.
         namespace, name : str
-            Where its files would be; another claim's are left alone.
+            Where Kubernetes' helper for drivers would have put its files; another claim's are left alone.
         """
         try:
             self._remove(uid, namespace, name)
-        except (ClaimError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             _log.warning("device metadata of a claim is left behind", extra=fields(uid=uid, reason=error))
 
     async def sweep(self, known: Container[ClaimUID]) -> None:
@@ -125,59 +128,52 @@ class MetadataStore:
         for device in record.devices:
             by_request.setdefault(device.base_request, []).append(device)
         cdi_ids = {}
-        claim_folder = self._claim_folder(record.namespace, record.name)
         for request, devices in by_request.items():
-            host_file = claim_folder / _label("request", request) / _HOST_FILE
+            host_file = self._folder / f"{record.uid}_{_label('request', request)}{_SUFFIX}"
             is_known = all(device.device in attributes for device in devices)
-            if is_known or not _is_about(host_file, record.uid):
+            if is_known or _owner(host_file) != record.uid:
                 _replace(host_file, _encode_metadata(record, devices, attributes))
             device_name = f"{record.uid}_{request}"
             spec = _encode_spec(record.uid, device_name, host_file, _container_path(record, request))
             _replace(self._spec(record.uid, request), spec)
             cdi_ids[request] = f"{_CDI_KIND}={device_name}"
-        self._written[claim_folder.name] = (record.uid, tuple(by_request))
+        self._written[record.uid] = tuple(by_request)
         return cdi_ids
 
     def _remove(self, uid: ClaimUID, namespace: str, name: str) -> None:
-        claim_folder = self._claim_folder(namespace, name)
-        owner, written = self._written.get(claim_folder.name, (None, ()))
-        if owner == uid:
-            del self._written[claim_folder.name]
-            for request in written:
-                _unlink(self._spec(uid, request))
-                _unlink(claim_folder / request / _HOST_FILE)
-                _remove_if_empty(claim_folder / request)
-            _remove_if_empty(claim_folder)
-            return
-        requests = list(_entries(claim_folder))
-        if requests:
-            # The CDI folder has a file of each claim on the node, so it is not searched without need.
+        requests = self._written.pop(uid, None)
+        if requests is None:
+            self._remove_owned(lambda owner: owner == uid)
+        else:
             for request in requests:
                 _unlink(self._spec(uid, request))
-        else:
-            self._remove_specs(lambda owner: owner == uid)
-        _remove_files(claim_folder, lambda owner: owner == uid)
+                _unlink(self._folder / f"{uid}_{request}{_SUFFIX}")
+        if _LABEL.fullmatch(namespace) and _SUBDOMAIN.fullmatch(name):
+            claim_folder = self._folder / f"{namespace}_{name}"
+            if os.path.isdir(claim_folder):
+                _remove_helpers_files(claim_folder, lambda owner: owner == uid)
 
     def _sweep(self, known: Container[ClaimUID]) -> None:
         remove_temporary_files(self._cdi_folder, lambda name: name.startswith(_CDI_PREFIX))
-        self._remove_specs(lambda owner: owner not in known)
+        remove_temporary_files(self._folder, lambda name: name.endswith(_SUFFIX))
+        self._remove_owned(lambda owner: owner not in known)
         for name in _entries(self._folder):
             for request in _entries(self._folder / name):
-                remove_temporary_files(self._folder / name / request, lambda final_name: final_name == _HOST_FILE)
-            _remove_files(self._folder / name, lambda owner: owner not in known)
+                remove_temporary_files(self._folder / name / request, lambda final_name: final_name == _HELPERS_FILE)
+            _remove_helpers_files(self._folder / name, lambda owner: owner not in known)
 
-    def _remove_specs(self, belongs: Callable[[str | None], bool]) -> None:
-        for name in _entries(self._cdi_folder):
-            if name.startswith(_CDI_PREFIX) and belongs(name.removeprefix(_CDI_PREFIX).partition("_")[0]):
-                _unlink(self._cdi_folder / name)
+    def _remove_owned(self, belongs: Callable[[str], bool]) -> None:
+        """Look through both folders for the files of some claims, which say in their names whose they are."""
+        for folder, prefix in ((self._cdi_folder, _CDI_PREFIX), (self._folder, "")):
+            for name in _entries(folder):
+                uid, underscore, _ = name.removeprefix(prefix).partition("_")
+                is_named_so = name.startswith(prefix) and name.endswith(_SUFFIX) and underscore
+                # The helper's folder of a claim may be named so as well.
+                if is_named_so and belongs(uid) and not os.path.isdir(folder / name):
+                    _unlink(folder / name)
 
     def _spec(self, uid: ClaimUID, request: str) -> Path:
-        return self._cdi_folder / f"{_CDI_PREFIX}{uid}_{request}.json"
-
-    def _claim_folder(self, namespace: str, name: str) -> Path:
-        if not _SUBDOMAIN.fullmatch(name):
-            raise ClaimError(f"claim name {quoted(name)} is no DNS subdomain")
-        return self._folder / f"{_label('namespace', namespace)}_{name}"
+        return self._cdi_folder / f"{_CDI_PREFIX}{uid}_{request}{_SUFFIX}"
 
 
 def _label(what: str, text: str) -> str:
@@ -189,8 +185,10 @@ def _label(what: str, text: str) -> str:
 def _container_path(record: Record, request: str) -> str:
     if record.pod_claim_name:
         owner = f"resourceclaimtemplates/{_label('pod claim name', record.pod_claim_name)}"
-    else:
+    elif _SUBDOMAIN.fullmatch(record.name):
         owner = f"resourceclaims/{record.name}"
+    else:
+        raise ClaimError(f"claim name {quoted(record.name)} is no DNS subdomain")
     return f"{_CONTAINER_FOLDER}/{owner}/{request}/{DRIVER_NAME}-metadata.json"
 
 
@@ -234,31 +232,23 @@ def _replace(path: Path, content: bytes) -> None:
     replace_file(path, content, mode=_FILE_MODE, folder_mode=_FOLDER_MODE, durable=False)
 
 
-def _remove_files(claim_folder: Path, belongs: Callable[[str | None], bool]) -> None:
+def _remove_helpers_files(claim_folder: Path, belongs: Callable[[str | None], bool]) -> None:
+    """Remove the files that Kubernetes' helper for drivers has put into its folder of a claim's name."""
     for request in _entries(claim_folder):
-        host_file = claim_folder / request / _HOST_FILE
-        with suppress(FileNotFoundError):
-            if belongs(_owner(host_file)):
-                os.unlink(host_file)
+        host_file = claim_folder / request / _HELPERS_FILE
+        if os.path.lexists(host_file) and belongs(_owner(host_file)):
+            _unlink(host_file)
         _remove_if_empty(claim_folder / request)
     _remove_if_empty(claim_folder)
 
 
-def _is_about(host_file: Path, uid: ClaimUID) -> bool:
-    with suppress(FileNotFoundError):
-        return _owner(host_file) == uid
-    return False
-
-
 def _owner(host_file: Path) -> str | None:
-    """Return the UID in a metadata file, None if it says none."""
+    """Return the UID in a metadata file, None if it says none or is not there."""
     try:
         text = read_file(host_file, _LARGEST_FILE).decode()
         document, _ = json.JSONDecoder().raw_decode(text)
         metadata = expect(expect(document, dict, "the file").get("metadata"), dict, "metadata")
         return expect(metadata.get("uid"), str, "metadata.uid")
-    except FileNotFoundError:
-        raise
     except (ClaimError, OSError, ValueError, RecursionError):
         return None
 

@@ -55,7 +55,7 @@ async def test_a_claim_gets_as_many_cpus_as_it_consumes(node):
     assert await node.agreed() == {claim.uid: "1-2,33-34"}
     [status] = await node.status_of(claim)
     assert status["data"] == {"cpuset": "1-2,33-34"}
-    [path] = node.metadata_dir.glob("*/cpus/metadata.json")
+    [path] = node.metadata_dir.glob("*_cpus.json")
     document, _ = json.JSONDecoder().raw_decode(path.read_text())
     assert document["requests"][0]["devices"][0]["attributes"]["dra.cpu/allocatedNumCPUs"] == {"int": 4}
 

@@ -75,7 +75,7 @@ async def test_claims_get_the_cpus_of_their_devices(
     assert held_cpus(cluster_box.cdi_dir) == {pair.uid: CpuSet([1, 33]), single.uid: CpuSet([34])}
 
     # What a container may read says nothing of a consumed capacity, because there is none.
-    [path] = (cluster_box.kubelet.plugins_dir / DRIVER_NAME / "dra-device-metadata").glob("default_one/*/metadata.json")
+    [path] = (cluster_box.kubelet.plugins_dir / DRIVER_NAME / "dra-device-metadata").glob(f"{single.uid}_*.json")
     document, _ = json.JSONDecoder().raw_decode(path.read_text())
     [device] = document["requests"][0]["devices"]
     assert device["name"] == "cpudev003"

@@ -106,7 +106,7 @@ async def test_the_claim_of_the_specification(node):
 async def test_device_metadata_of_a_claim(node):
     claim = node.add("2-3,33", generation=7)
     assert await node.errors(claim) == [""]
-    host_file = node.metadata_dir / f"default_{claim.name}" / "cpus" / "metadata.json"
+    host_file = node.metadata_dir / f"{claim.uid}_cpus.json"
     newest, older = documents(host_file)
     assert (newest.pop("apiVersion"), older.pop("apiVersion")) == (
         "metadata.resource.k8s.io/v1beta1",
@@ -144,7 +144,7 @@ async def test_device_metadata_of_a_claim_from_a_template(node):
     claim = node.add("2-5", annotations={"resource.kubernetes.io/pod-claim-name": "my-cpus"}, uid="0-starts-with-0")
     [answer] = await node.prepare(claim)
     assert answer.devices[0].cdi_ids[1] == metadata_id(claim)
-    [document, _] = documents(node.metadata_dir / f"default_{claim.name}" / "cpus" / "metadata.json")
+    [document, _] = documents(node.metadata_dir / f"{claim.uid}_cpus.json")
     assert document["podClaimName"] == "my-cpus"
     spec = json.loads((node.cdi_dir / f"dra.cpu_metadata_{claim.uid}_cpus.json").read_bytes())
     assert spec["cdiVersion"] == "0.5.0"
@@ -154,27 +154,23 @@ async def test_device_metadata_of_a_claim_from_a_template(node):
 
 async def test_metadata_that_cannot_be_written_stops_nothing(node):
     claim = node.add("2-5")
-    blocked = node.metadata_dir / f"default_{claim.name}"
-    blocked.write_text("in the way")
+    blocked = node.metadata_dir / f"{claim.uid}_cpus.json"
+    blocked.mkdir()
     [answer] = await node.prepare(claim)
     assert [device.cdi_ids for device in answer.devices] == [(f"dra.k8s.io/cpu=claim-{claim.uid}",)]
     assert await node.agreed() == {claim.uid: "2-5"}
-    blocked.unlink()
+    blocked.rmdir()
     [answer] = await node.prepare(claim)
     assert answer.devices[0].cdi_ids[1:] == (metadata_id(claim),)
 
 
 async def test_the_longest_names(node):
-    # Namespace and name of the claim are one name in the folder of metadata, where these two are too long together.
-    long, longer = (
-        node.add("2-3", name="n" * 200, namespace="s" * 54),
-        node.add("4", name="n" * 253, namespace="s" * 63),
-    )
-    answers = await node.prepare(long, longer)
-    assert [answer.error for answer in answers] == ["", ""]
-    assert [len(answer.devices[0].cdi_ids) for answer in answers] == [2, 1]
-    assert await node.agreed() == {long.uid: "2-3", longer.uid: "4"}
-    assert await node.unprepare(long, longer) == ["", ""]
+    claim = node.add("4", name="n" * 253, namespace="s" * 63)
+    [answer] = await node.prepare(claim)
+    assert answer.error == ""
+    assert len(answer.devices[0].cdi_ids) == 2
+    assert await node.agreed() == {claim.uid: "4"}
+    assert await node.unprepare(claim) == [""]
 
 
 # 1, 2. Whose results.
@@ -247,7 +243,7 @@ async def test_the_one_configuration_that_applies(node, request_name, applies, d
     assert answer.error == ""
     assert answer.devices[0].request_names == ("cpus",)
     assert await node.agreed() == {claim.uid: "2-5"}
-    [document, _] = documents(node.metadata_dir / f"default_{claim.name}" / "cpus" / "metadata.json")
+    [document, _] = documents(node.metadata_dir / f"{claim.uid}_cpus.json")
     assert [request["name"] for request in document["requests"]] == [request_name]
 
 
@@ -322,7 +318,7 @@ async def test_a_request_with_several_devices_shares_one_cpuset(node):
     assert await node.agreed() == {claim.uid: "2-5,8"}
     status = {entry["shareID"]: entry["data"]["cpuset"] for entry in await node.status_of(claim)}
     assert [status[result["shareID"]] for result in results] == ["2-5", "8", "2-5"]
-    [document, _] = documents(node.metadata_dir / f"default_{claim.name}" / "cpus" / "metadata.json")
+    [document, _] = documents(node.metadata_dir / f"{claim.uid}_cpus.json")
     [request] = document["requests"]
     allocated = [device["attributes"]["dra.cpu/allocatedNumCPUs"]["int"] for device in request["devices"]]
     assert allocated == [2, 1, 2]

@@ -324,16 +324,16 @@ async def test_leftovers_of_a_crash_are_cleared_away(node):
     assert await node.errors(claim) == [""]
     await node.process.kill9()
     files = node.files()
-    metadata = node.metadata_dir / f"default_{claim.name}" / "cpus"
     gone = [
         node.records_dir / f".{claim.uid}.json.0123abcd.tmp",
         node.records_dir / ".other.json.0123abcd.tmp",
         node.cdi_dir / f".dra.k8s.io-cpu_claim-{claim.uid}.json.0123abcd.tmp",
         node.cdi_dir / ".dra.cpu.json.0123abcd.tmp",
         node.cdi_dir / f".dra.cpu_metadata_{claim.uid}_cpus.json.0123abcd.tmp",
-        metadata / ".metadata.json.0123abcd.tmp",
-        # The metadata of a claim that has no record.
+        node.metadata_dir / f".{claim.uid}_cpus.json.0123abcd.tmp",
+        # The metadata of a claim that has no record, and what Kubernetes' helper for drivers had written of another.
         node.cdi_dir / "dra.cpu_metadata_gone_cpus.json",
+        node.metadata_dir / "gone_cpus.json",
         node.metadata_dir / "default_gone" / "cpus" / "metadata.json",
     ]
     gone[-1].parent.mkdir(parents=True)

@@ -42,7 +42,7 @@ async def test_a_claim_gets_its_cpus(node, until):
         ),
     )
     assert node.agreed() == {"a": "2-5"}
-    assert node.metadata_files() == ["dra.cpu_metadata_a_cpus.json", "default_claim-a/cpus/metadata.json"][::-1]
+    assert node.metadata_files() == ["a_cpus.json", "dra.cpu_metadata_a_cpus.json"]
     await until(lambda: "a" in node.claims.applied)
     assert node.claims.applied["a"] == [
         {
@@ -222,7 +222,7 @@ async def test_what_was_lost_is_written_again(node, lost):
     if lost in ("spec", "all"):
         (node.cdi_folder / "dra.k8s.io-cpu_claim-a.json").write_text("{")
     if lost in ("metadata", "all"):
-        (node.metadata_folder / "default_claim-a/cpus/metadata.json").unlink()
+        (node.metadata_folder / "a_cpus.json").unlink()
         (node.cdi_folder / "dra.cpu_metadata_a_cpus.json").unlink()
     assert await node.prepare(reference) == first
     assert node.agreed() == {"a": "2-5"}
@@ -594,7 +594,7 @@ async def test_a_call_cancelled_while_it_waits_for_cpus_holds_nothing(node, unti
     assert node.metric("prepare_claims_total", result="unknown") == 1
 
 
-@pytest.mark.parametrize(("operation", "part"), [*PREPARE_STEPS, ("rename", "metadata.json")])
+@pytest.mark.parametrize(("operation", "part"), [*PREPARE_STEPS, ("rename", "a_cpus.json")])
 async def test_a_prepare_cancelled_while_it_writes_is_finished_before_the_next_begins(node, disk, operation, part):
     reference = node.claims.add("a", "2-5")
     paused, go_on = disk.pause(operation, part)
