@@ -129,7 +129,7 @@ class MetadataStore:
             by_request.setdefault(device.base_request, []).append(device)
         cdi_ids = {}
         for request, devices in by_request.items():
-            host_file = self._folder / f"{record.uid}_{_label('request', request)}{_SUFFIX}"
+            host_file = self._host_file(record.uid, _label("request", request))
             is_known = all(device.device in attributes for device in devices)
             if is_known or _owner(host_file) != record.uid:
                 _replace(host_file, _encode_metadata(record, devices, attributes))
@@ -147,7 +147,7 @@ class MetadataStore:
         else:
             for request in requests:
                 _unlink(self._spec(uid, request))
-                _unlink(self._folder / f"{uid}_{request}{_SUFFIX}")
+                _unlink(self._host_file(uid, request))
         if _LABEL.fullmatch(namespace) and _SUBDOMAIN.fullmatch(name):
             claim_folder = self._folder / f"{namespace}_{name}"
             if os.path.isdir(claim_folder):
@@ -171,6 +171,9 @@ class MetadataStore:
                 # The helper's folder of a claim may be named so as well.
                 if is_named_so and belongs(uid) and not os.path.isdir(folder / name):
                     _unlink(folder / name)
+
+    def _host_file(self, uid: ClaimUID, request: str) -> Path:
+        return self._folder / f"{uid}_{request}{_SUFFIX}"
 
     def _spec(self, uid: ClaimUID, request: str) -> Path:
         return self._cdi_folder / f"{_CDI_PREFIX}{uid}_{request}{_SUFFIX}"
