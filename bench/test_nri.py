@@ -26,6 +26,7 @@ from driver.nri.reservations import Reservations
 from driver.nri.runtimeside import RuntimeSide
 from driver.nri.sharedpool import SharedPool
 from fastcpu import CpuSet
+from kernel_model import NoCgroups
 from nri_runtime import NriRuntime
 from records import make_record
 
@@ -72,7 +73,7 @@ class Node:
         self.ledger = Ledger(cases.pool(N_CPUS))
         self.reservations = Reservations(NoClaims())
         enforcement = Enforcement(self.ledger, SharedPool(self.ledger, CpuSet()), self.reservations)
-        self.plugin = RuntimePlugin(enforcement, Metrics(), start_guard=True)
+        self.plugin = RuntimePlugin(enforcement, Metrics(), cgroups=NoCgroups(), start_guard=True)
         self.plugin.connected("containerd", "v2.4.2", "v0.12.3", 2.0)
         self.containers = []
         for index in range(containers):
@@ -176,6 +177,7 @@ def test_grow_back(entry, tmp_path_factory, loop, n_containers):
         ledger=ledger,
         isolated=CpuSet(),
         claims=NoClaims(),
+        cgroups=NoCgroups(),
         health=Health(),
         metrics=Metrics(),
         start_guard=True,

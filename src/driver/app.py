@@ -28,6 +28,7 @@ from driver.devicehealth import DeviceHealth
 from driver.devices import INDIVIDUAL, DeviceModel, build_devices
 from driver.errors import ConfigError
 from driver.health import INSTANCE, RUNTIME, STARTED, Health
+from driver.hostcgroups import HostCgroups
 from driver.individual import IndividualAllocator, build_individual_devices
 from driver.instance import InstanceLock
 from driver.kubelet import KubeletPlugin
@@ -326,6 +327,7 @@ def _runtime_side(
         ledger=ledger,
         isolated=topology.isolated,
         claims=cluster,
+        cgroups=HostCgroups(config.cgroup_root),
         health=health,
         metrics=metrics,
         start_guard=config.start_guard,

@@ -34,7 +34,7 @@ _NRI_OPERATIONS: Final = ("create_container", "stop_container", "remove_containe
 _MODES: Final = ("exclusive", "shared", "unknown")
 _REFUSALS: Final = (
     *("malformed", "override", "unknown", "unmarked", "mismatch", "barred", "owned", "unverified", "foreign"),
-    "empty_pool",
+    *("empty_pool", "not_moved"),
 )
 _CPUS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
@@ -160,6 +160,18 @@ class Metrics:
         self._unmovable_containers = self._gauge(
             "nri_unmovable_containers", "Containers that the runtime cannot give the CPUs that they should have."
         )
+        self._unsolicited_updates = self._gauge(
+            "nri_unsolicited_updates",
+            "Whether containers are moved at any time: 1, or 0 where the runtime could deadlock and they are moved in "
+            "answers to its events.",
+        )
+        self._moves = self._counter(
+            "nri_moved_containers", "Containers that an answer to an event has told the runtime to give other CPUs."
+        )
+        self._unread_moves = self._counter(
+            "nri_unread_moves",
+            "Containers that count as moved although their cgroups cannot be read, so that nobody has seen it.",
+        )
         self._orphaned_claims = self._counter(
             "orphaned_claims", "Claims that were released because the API server does not know them any more."
         )
@@ -273,6 +285,18 @@ class Metrics:
     def set_unmovable_containers(self, containers: int) -> None:
         """Say how many containers could not be given their CPUs."""
         self._unmovable_containers.set(containers)
+
+    def set_unsolicited_updates(self, allowed: bool) -> None:
+        """Say whether the runtime can be told to move containers at any time."""
+        self._unsolicited_updates.set(allowed)
+
+    def count_moves(self, containers: int) -> None:
+        """Count containers that an answer has told the runtime to move."""
+        self._moves.inc(containers)
+
+    def count_unread_moves(self, containers: int) -> None:
+        """Count containers that were believed to have been moved, since their cgroups cannot be read."""
+        self._unread_moves.inc(containers)
 
     def count_orphaned_claim(self) -> None:
         """Count a claim that was released because the API server does not know it any more."""

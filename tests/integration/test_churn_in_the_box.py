@@ -27,6 +27,7 @@ from driver.sandbox.driverprocess import DriverProcess
 from driver.sandbox.kinds import RESOURCE_CLAIMS
 from driver.sandbox.kubelet import ClaimName
 from driver.sandbox.machine import MachineShape
+from driver.sandbox.nriplugin import RuntimeTraits
 from driver.sandbox.offers import Offer, allocated_claim, read_offers
 from driver.sandbox.plugins import KubeletError
 from driver.sandbox.runtime import RefusedError
@@ -44,8 +45,9 @@ OWN = "dra.k8s.io/cpu=claim-"
 class Node:
     """The box with its driver, what was promised to whom, and the checker."""
 
-    def __init__(self, box: ClusterBox, process: DriverProcess, offers: list[Offer]) -> None:
+    def __init__(self, box: ClusterBox, process: DriverProcess, offers: list[Offer], *, moves_late: bool) -> None:
         self.box = box
+        self.moves_late = moves_late
         self.runtime = box.runtime
         self.process = process
         self.offers = offers
@@ -91,9 +93,11 @@ class Node:
             assert running[identity] == own, self.say(identity, f"runs on {running[identity]}, has claims for {own}")
         if not enforced:
             return
+        # Where containers are moved in answers only, they leave a claim's CPUs when its container is created.
+        promised = {} if self.moves_late else self.promised
         for identity, cpus in running.items():
             assert cpus <= UNRESERVED, self.say(identity, f"runs on {cpus}, some of which are reserved")
-            for uid, held in self.promised.items():
+            for uid, held in promised.items():
                 if uid not in claims[identity] and not cpus.isdisjoint(held):
                     raise AssertionError(self.say(identity, f"runs on {cpus}, claim {uid} has {held}"))
             for other in exclusive:
@@ -124,13 +128,29 @@ class Node:
     async def settled(self) -> None:
         """Wait until every container has exactly its set."""
 
-        def all_right() -> bool:
+        def wrong() -> list[str]:
             free = UNRESERVED - CpuSet().union(*held_cpus(self.box.cdi_dir).values())
-            return all(
-                self.runtime.effective(identity) == (self.own(identity) or free) for identity in self.runtime.cpusets
-            )
+            return [
+                self.say(
+                    identity, f"runs on {self.runtime.effective(identity)}, and not on {self.own(identity) or free}"
+                )
+                for identity in self.runtime.cpusets
+                if self.runtime.effective(identity) != (self.own(identity) or free)
+            ]
 
-        await self.runtime.wait_until(all_right, 15)
+        def all_right() -> bool:
+            return not wrong()
+
+        if not self.moves_late:
+            await self.runtime.wait_until(all_right, 15)
+            return
+        await self.runtime.run_pod(nri.PodSandbox(id="later", name="later", namespace="default", uid="later"))
+        end = time.monotonic() + 15
+        while (left := wrong()) and time.monotonic() < end:
+            # Others get CPUs with the answers to what happens.
+            await self.runtime.remove_container(await self.runtime.run_container("later", "one"))
+        assert not left
+        await self.runtime.remove_pod("later")
 
 
 class Client:
@@ -329,8 +349,13 @@ class Client:
         else:
             return "done"
         await self._remove_one(container.id)
+        if "was given other CPUs while it was about to start" in refusal:
+            # By the answer to a synchronisation, when a driver came back meanwhile.
+            assert self._node.moves_late
+            assert self._node.kills
+            return "start refused, moved meanwhile"
         assert uids, refusal
-        assert "start guard" in refusal
+        assert "start guard" in refusal, refusal
         return "start refused by the guard"
 
     async def _update(self) -> str:
@@ -372,9 +397,19 @@ class Client:
         self._node.check()
 
 
-@pytest.mark.parametrize("allocator", ["external", "cpumanager"])
-async def test_no_container_ever_runs_on_cpus_of_another(allocator, announce):
-    async with ClusterBox(shape=MachineShape(cpus=64, numa_nodes=4)) as box:
+NOW = RuntimeTraits()
+OLDER = RuntimeTraits(version="v2.3.7", nri_version="v0.12.0")
+OLDEST = RuntimeTraits(version="v2.1.9", nri_version="", known_events=0x07FF)
+CRIO = RuntimeTraits(name="cri-o", version="1.36.1", nri_version="")
+
+
+@pytest.mark.parametrize(
+    ("allocator", "traits"),
+    [("external", NOW), ("cpumanager", NOW), ("external", OLDER), ("cpumanager", OLDEST), ("external", CRIO)],
+    ids=lambda each: each if isinstance(each, str) else f"{each.name}-{each.version}",
+)
+async def test_no_container_ever_runs_on_cpus_of_another(allocator, traits, announce):
+    async with ClusterBox(shape=MachineShape(cpus=64, numa_nodes=4), traits=traits) as box:
         settings = {"reservedCPUs": str(RESERVED)}
         process = await box.start_driver(settings)
         _, slices = await box.wait_ready(process)
@@ -383,7 +418,7 @@ async def test_no_container_ever_runs_on_cpus_of_another(allocator, announce):
             await process.terminate()
             process = await box.start_driver({**settings, "allocator": allocator})
             await box.wait_ready(process)
-        node = Node(box, process, offers)
+        node = Node(box, process, offers, moves_late=traits is not NOW)
         *clients, witness = [Client(node, number, chooses=allocator != "external") for number in range(CLIENTS + 1)]
         await witness.begin()
         await witness.hold()
@@ -404,9 +439,11 @@ async def test_no_container_ever_runs_on_cpus_of_another(allocator, announce):
             await client.end()
         await node.settled()
         assert held_cpus(box.cdi_dir) == {}
+        assert not box.runtime.deadlocked
     steps = "".join(f"\n  {what}: {count}" for what, count in sorted(node.steps.items()))
     announce(
-        f"churn, {allocator}, seed {SEED}: {node.steps.total()} steps in {took:.1f} s, {node.checks} checks, "
+        f"churn, {allocator}, {traits.name} {traits.version}, seed {SEED}: {node.steps.total()} steps in {took:.1f} s, "
+        f"{node.checks} checks, "
         f"{node.enforced_checks} of them with the driver there; worst CreateContainer "
         f"{node.worst_create_s * 1000:.1f} ms{steps}"
     )

@@ -83,6 +83,11 @@ class Plugin:
         self.note("stop", container.name)
         return [cpus_of(nri.ContainerUpdate(container_id="other"), "5")]
 
+    async def start_container(self, pod, container):
+        self.note("start", container.name)
+        if container.name == "unsafe":
+            raise Refusal("somebody is on its CPUs")
+
     def event(self, kind, pod, container):
         self.note(nri.Event.Name(kind), pod.name, container.name)
 
@@ -217,10 +222,10 @@ class TestHandshake:
     @pytest.mark.parametrize(
         ("says", "known", "masks"),
         [
-            ({"version": "v1.7.25", "nri_version": ""}, 0x07FF, [0x07DA]),
-            ({"version": "v2.2.1", "nri_version": ""}, 0x3FFF, [0x27DA]),
-            ({"name": "other", "version": "1", "nri_version": ""}, 0x07FF, [0x27DA, 0x07DA]),
-            ({"name": "other", "version": "1", "nri_version": ""}, 0x3FFF, [0x27DA]),
+            ({"version": "v1.7.25", "nri_version": ""}, 0x07FF, [0x07FA]),
+            ({"version": "v2.2.1", "nri_version": ""}, 0x3FFF, [0x27FA]),
+            ({"name": "other", "version": "1", "nri_version": ""}, 0x07FF, [0x27FA, 0x07FA]),
+            ({"name": "other", "version": "1", "nri_version": ""}, 0x3FFF, [0x27FA]),
             ({"nri_version": "v0.99.0"}, 0x07FF, [0x27DA, 0x07DA]),
         ],
     )
@@ -269,16 +274,31 @@ class TestEvents:
         await runtime.remove_container("c")
 
         validated = [] if says else [("validate", "main", "1")]
+        told = [("start", "main")] if says else []
         assert plugin.calls == [
             ("create", "pod", "main"),
             *validated,
             ("POST_CREATE_CONTAINER", "pod", "main"),
+            *told,
             ("POST_START_CONTAINER", "pod", "main"),
             ("update", "main", "0-7"),
             ("POST_UPDATE_CONTAINER", "pod", "main"),
             ("stop", "main"),
             ("REMOVE_CONTAINER", "pod", "main"),
         ]
+
+    @pytest.mark.parametrize("nri_version", ["", "v0.12.0"])
+    async def test_a_start_can_be_refused_by_its_own_call_and_by_a_common_one(
+        self, connect, start_runtime, plugin, nri_version
+    ):
+        runtime = await start_runtime(version="v2.3.7", nri_version=nri_version)
+        connect()
+        await runtime.synchronized()
+        await runtime.create_container(container("unsafe"))
+        with pytest.raises(RefusedError, match=r"failed to start container: .*somebody is on its CPUs"):
+            await runtime.start_container("c")
+        assert ("stop", "unsafe") in plugin.calls
+        assert "c" not in runtime.cpusets
 
     async def test_whatever_the_runtime_may_call_is_implemented(self, connect, runtime):
         connect()
@@ -510,7 +530,9 @@ def to_plugin(*messages):
 
 
 REGISTERED = wire.frame(wire.RUNTIME, wire.response(1))
-CONFIGURE = wire.request(1, "Configure", nri.ConfigureRequest(runtime_name="raw", request_timeout=2000))
+CONFIGURE = wire.request(
+    1, "Configure", nri.ConfigureRequest(runtime_name="raw", NRI_version="v0.12.3", request_timeout=2000)
+)
 SYNCHRONIZE = wire.request(3, "Synchronize")
 
 

@@ -64,6 +64,9 @@ class Plugin:
         self.calls.append(("stop", container.name))
         return []
 
+    async def start_container(self, pod, container):
+        self.calls.append(("start", container.name))
+
     def event(self, kind, pod, container):
         self.calls.append((nri.Event.Name(kind), container.name))
 

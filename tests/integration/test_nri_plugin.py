@@ -33,6 +33,7 @@ from fastcpu import CpuSet
 from fastcpu.pool import CpuPool
 from fastcpu.sysfs import read_topology
 from fastcpu.topology import Topology
+from kernel_model import NoCgroups
 from nri_runtime import NriRuntime, RefusedError
 
 NODE = "node-1"
@@ -125,6 +126,7 @@ class Node:
             ledger=self.ledger,
             isolated=self.isolated,
             claims=self.claims,
+            cgroups=NoCgroups(),
             health=self.health,
             metrics=metrics,
             start_guard=self.start_guard,

@@ -27,6 +27,7 @@ from driver.nri.sharedpool import SharedPool
 from driver.nri.ttrpc import MOST_DATA_BYTES
 from fastcpu import CpuSet
 from fastcpu.pool import CpuPool
+from kernel_model import NoCgroups
 
 POD = nri.PodSandbox(id="s", uid="uid-p", name="p", namespace="default")
 
@@ -65,7 +66,7 @@ class Side:
         self.enforcement = Enforcement(
             self.ledger, SharedPool(self.ledger, CpuSet()), Reservations(self.api), clock=lambda: self.now
         )
-        self.plugin = RuntimePlugin(self.enforcement, Metrics(self.registry), start_guard=True)
+        self.plugin = RuntimePlugin(self.enforcement, Metrics(self.registry), cgroups=NoCgroups(), start_guard=True)
         self.connect()
 
     def connect(self, name: str = "containerd", version: str = "v2.4.2", timeout_s: float = 2.0) -> None:
@@ -369,7 +370,7 @@ async def test_of_two_pods_with_one_claim_that_keeps_it_which_had_it(side):
 )
 async def test_without_the_guard_the_runtime_decides_whether_a_mark_is_expected(make_record, name, version, refused):
     side = Side(make_record)
-    side.plugin = RuntimePlugin(side.enforcement, Metrics(CollectorRegistry()), start_guard=False)
+    side.plugin = RuntimePlugin(side.enforcement, Metrics(CollectorRegistry()), cgroups=NoCgroups(), start_guard=False)
     side.connect(name, version)
     unmarked = shared(env=["DRA_CPUSET_a=2-5"])
     if refused:

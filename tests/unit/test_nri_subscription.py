@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which events each runtime is asked for."""
+"""What each runtime can do, and which events it is asked for."""
 
 from __future__ import annotations
 
 import pytest
 
-from driver.nri.subscription import CONTAINER_EVENTS, VALIDATION, Runtime, Subscription, has_validators
+from driver.nri.runtimes import Runtime, allows_unsolicited_updates, has_validators
+from driver.nri.subscription import CONTAINER_EVENTS, STARTS, VALIDATION, Subscription
 
 
 def runtime(name="containerd", version="v2.4.2", nri_version="v0.12.3"):
@@ -15,6 +16,7 @@ def runtime(name="containerd", version="v2.4.2", nri_version="v0.12.3"):
 def test_the_masks_are_those_that_runtimes_know():
     # Create, PostCreate, PostStart, Update, PostUpdate, Stop and Remove: within 0x07FF, all that NRI 0.9 has.
     assert CONTAINER_EVENTS == 0x07DA
+    assert STARTS == 0x0020
     assert VALIDATION == 0x2000
 
 
@@ -45,7 +47,40 @@ def test_the_masks_are_those_that_runtimes_know():
 def test_who_has_validators(name, version, nri_version, expected):
     each = runtime(name, version, nri_version)
     assert has_validators(each) is expected
-    assert Subscription().choose(each) == (CONTAINER_EVENTS if expected is False else CONTAINER_EVENTS | VALIDATION)
+    chosen = Subscription().choose(each)
+    assert bool(chosen & VALIDATION) is (expected is not False)
+    assert bool(chosen & STARTS) is not allows_unsolicited_updates(each)
+    assert chosen & ~VALIDATION & ~STARTS == CONTAINER_EVENTS
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "nri_version", "expected"),
+    [
+        ("containerd", "v2.4.2", "v0.12.3", True),
+        ("containerd", "v2.4.0", "v0.12.1", True),
+        ("containerd", "v2.3.7", "v0.12.1+mended", True),
+        ("something", "1", "0.13.0", True),
+        ("something", "1", "v1.0.0-rc.1", True),
+        ("containerd", "v2.3.7", "v0.12.0", False),
+        ("containerd", "v2.4.2", "v0.12.1-0.20260301120000-0123456789ab", False),
+        ("containerd", "v2.4.2", "v0.12.1-rc.1", False),
+        ("containerd", "v2.4.0", "v0.0.0-unknown", True),
+        ("containerd", "2.4.2+unknown", "0.0.0-unknown", True),
+        ("containerd", "v2.4.0-rc.1", "v0.0.0-unknown", False),
+        ("containerd", "v2.3.9", "v0.0.0-unknown", False),
+        ("cri-o", "2.4.2", "v0.0.0-unknown", False),
+        ("containerd", "v2.4.2", "(devel)", False),
+        ("containerd", "v2.4.2", "", False),
+        ("containerd", "v2.1.9", "", False),
+        ("cri-o", "1.36.1", "", False),
+        ("containerd", "v2.4.2", "v0.13", False),
+        ("containerd", "v2.4.2", "v0.٢.3", False),
+        ("containerd", "v2.4.2", "9" * 5000 + ".1.1", False),
+        ("", "", "", False),
+    ],
+)
+def test_who_may_be_sent_updates_outside_of_events(name, version, nri_version, expected):
+    assert allows_unsolicited_updates(runtime(name, version, nri_version)) is expected
 
 
 def test_a_runtime_that_refused_is_asked_for_less_until_it_is_forgotten():

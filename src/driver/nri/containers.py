@@ -5,7 +5,8 @@ What the runtime has accepted does not always last. There are three windows in w
 a creation and the end of the creation the runtime does not know the container yet; while it starts one, the kernel gets
 the CPUs that were stored before; and after the answer to an update it carries that answer out last, whatever was pushed
 meanwhile. So a container has the CPUs that it was *given* last, and besides CPUs that it may still have, its *doubts*.
-Only an update that is pushed outside of all windows, and that no event has crossed, removes them.
+Only an update that is pushed outside of all windows, and that no event has crossed, removes them; or, where the runtime
+must not be pushed, what the kernel says of the container's cgroup.
 
 Pure: no I/O, no clock; times are seconds of a monotonic clock, passed in.
 """
@@ -14,12 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fastcpu import CpuSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable
 
     from driver.names import ClaimUID
 
@@ -68,6 +69,18 @@ class Pod:
         return f"{self.namespace}/{self.name}"
 
 
+class _Doubt(NamedTuple):
+    """CPUs that a container may still have, since when, and which change of `Container.given` has left them."""
+
+    cpus: CpuSet
+    since: float
+    serial: int
+
+
+def _nobody(_: Container) -> None:
+    """Take note of nothing."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Container:
     """A container that lives: created, and not yet known to have ended.
@@ -93,6 +106,10 @@ class Container:
         Why the last push failed; empty if it did not.
     failures : int
         How many pushes have failed since the last that did not.
+    cgroups_path : str
+        Where its cgroup is, as the runtime tells it; empty if it does not.
+    watch : callable
+        Called with it after each change of `may_have`, `given` or `verified`.
     """
 
     id: str
@@ -105,7 +122,11 @@ class Container:
     verified: bool = True
     fault: str = ""
     failures: int = 0
-    _doubts: list[tuple[CpuSet, float]] = field(default_factory=list)
+    cgroups_path: str = ""
+    watch: Callable[[Container], None] = _nobody
+    _may_have: CpuSet = field(init=False)
+    _doubts: list[_Doubt] = field(default_factory=list)
+    _serial: int = 0
     _on_the_way: CpuSet = field(default_factory=CpuSet)
     _created_with: CpuSet = field(default_factory=CpuSet)
     _before_start: CpuSet = field(default_factory=CpuSet)
@@ -113,6 +134,9 @@ class Container:
     _update: tuple[CpuSet, float] | None = None
     _events: int = 0
     _retry_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._may_have = self.given
 
     @classmethod
     def created(
@@ -124,6 +148,8 @@ class Container:
         exclusive: CpuSet,
         given: CpuSet,
         now: float,
+        *,
+        cgroups_path: str = "",
     ) -> Container:
         """Return a container whose creation was answered just now, with these CPUs."""
         return cls(
@@ -134,6 +160,7 @@ class Container:
             exclusive=exclusive,
             phase=Phase.CREATING,
             given=given,
+            cgroups_path=cgroups_path,
             _created_with=given,
             _before_start=given,
             _phase_since=now,
@@ -150,9 +177,11 @@ class Container:
         given: CpuSet,
         phase: Phase,
         now: float,
+        *,
+        cgroups_path: str = "",
     ) -> Container:
         """Return a container that has been there before the driver knew of it, with the CPUs that the runtime tells."""
-        container = cls.created(identity, name, pod, claims, exclusive, given, now)
+        container = cls.created(identity, name, pod, claims, exclusive, given, now, cgroups_path=cgroups_path)
         container.phase = phase
         container.verified = False
         return container
@@ -163,7 +192,12 @@ class Container:
     @property
     def may_have(self) -> CpuSet:
         """All CPUs to which the kernel may hold it, as far as the driver knows; see `verified`."""
-        return self.given.union(self._on_the_way, *(cpus for cpus, _ in self._doubts))
+        return self._may_have
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether it may have other CPUs than it was given last."""
+        return not self.verified or bool(self._doubts) or bool(self._on_the_way)
 
     def was_never_started(self, now: float) -> bool:
         """Tell whether it is still not being started when whoever wanted it has long given up."""
@@ -190,6 +224,7 @@ class Container:
         if self.phase is not Phase.RUNNING:
             self._doubt(self._before_start, now)
             self._enter(Phase.RUNNING, now)
+            self._changed()
 
     def updating(self, answer: CpuSet, now: float) -> None:
         """Take note that the runtime will give it these CPUs: an update was answered with them."""
@@ -206,10 +241,56 @@ class Container:
         if self._update is not None:
             self._doubt(self._update[0], now)
             self._update = None
+            self._changed()
 
     def synchronized(self, answer: CpuSet, now: float) -> None:
         """Take note that the answer to a synchronisation has these CPUs; nobody will tell whether they were applied."""
         self._give(answer, now)
+
+    # Where it is moved in answers to events of other containers, and in no other way
+
+    def window_end(self, now: float) -> float:
+        """Return until when it may get, or get back, CPUs that were stored earlier; 0 if it may not.
+
+        From its creation until it runs the runtime starts it with what was stored when the start began. One that was
+        not started for long counts as one whose start has failed: should it be started after all, `late_start` tells
+        which CPUs it may have got.
+        """
+        end = self._update[1] + WINDOW_S if self._update is not None else 0.0
+        if self.phase in (Phase.CREATING, Phase.STARTING):
+            end = max(end, self._phase_since + TOLD_S)
+        elif self.phase is Phase.CREATED:
+            end = max(end, self._phase_since + IDLE_S)
+        return end if end > now else 0.0
+
+    def moved(self, cpus: CpuSet, now: float) -> None:
+        """Take note that the answer to another container's event has these CPUs for it; it may fail without a word."""
+        self._before_start |= cpus
+        self._give(cpus, now)
+
+    @property
+    def serial(self) -> int:
+        """How often it was given CPUs."""
+        return self._serial
+
+    def seen(self, cpus: CpuSet, now: float) -> bool:
+        """Take note of what the kernel holds its cgroup to, and tell whether that is what it was given last."""
+        self.verified = True
+        self._doubts.clear()
+        self._doubt(cpus, now)
+        self._changed()
+        return not self._doubts
+
+    def believe(self, serial: int) -> None:
+        """Take what it was given for done, up to the `serial` of that time: nothing can be read of its cgroup."""
+        self.verified = True
+        self._doubts = [doubt for doubt in self._doubts if doubt.serial > serial]
+        self._changed()
+
+    @property
+    def late_start(self) -> CpuSet:
+        """The CPUs with which it may be started although it was given others since its creation."""
+        return self._before_start - self.given
 
     # Pushes
 
@@ -233,13 +314,14 @@ class Container:
         at = now
         if self._may_start(now) and self.verified and self.given == wanted:
             # If a start had begun before the push, it would be known by then.
-            at = min((since for _, since in self._doubts), default=now - WINDOW_S) + WINDOW_S
+            at = min((doubt.since for doubt in self._doubts), default=now - WINDOW_S) + WINDOW_S
         return max(at, self._window_end(), self._retry_at)
 
     def pushing(self, cpus: CpuSet) -> None:
         """Take note that the runtime is told to give it these CPUs; it may have them long before the answer comes."""
         self._on_the_way |= cpus
         self._before_start |= cpus
+        self._changed()
 
     def pushed(self, cpus: CpuSet, sent_at: float, events: int, now: float) -> None:
         """Take note that the runtime has answered that it has given it these CPUs.
@@ -262,11 +344,13 @@ class Container:
         if proven and not self._may_start(sent_at):
             self.given = cpus
             self._doubts.clear()
+            self._changed()
             return
         if proven:
-            self._doubts = [doubt for doubt in self._doubts if doubt[1] + WINDOW_S > sent_at]
+            self._doubts = [doubt for doubt in self._doubts if doubt.since + WINDOW_S > sent_at]
         self._give(cpus, now)
         self._doubt(on_the_way, now)
+        self._changed()
 
     def push_failed(self, reason: str, now: float, *, retry_s: float, settled: bool) -> None:
         """Take note that the runtime could not give it what was on the way, or did not answer.
@@ -286,9 +370,32 @@ class Container:
             self._doubt(self._on_the_way, now)
         self._on_the_way = CpuSet()
         self.verified = True
+        self._changed()
+        self.move_failed(reason, now, retry_s=retry_s)
+
+    def move_failed(self, reason: str, now: float, *, retry_s: float) -> None:
+        """Take note that it could not be given its CPUs.
+
+        Parameters
+        ----------
+        reason : str
+            What is known of why.
+        now : float
+            The present time.
+        retry_s : float
+            How long to wait at least before the next try, after the first failure.
+        """
         self.fault = reason
         self.failures += 1
         self._retry_at = now + min(retry_s * 2 ** min(self.failures - 1, 10), 60.0)
+
+    def is_retry_due(self, now: float) -> bool:
+        """Tell whether it may be tried again by now, after failures."""
+        return now >= self._retry_at
+
+    def hold_off(self, until: float) -> None:
+        """Do not try anything before a time that need not be."""
+        self._retry_at = max(self._retry_at, until)
 
     def forgive(self) -> None:
         """Forget that pushes have failed: it has what it should have by now."""
@@ -325,72 +432,18 @@ class Container:
     def _give(self, cpus: CpuSet, now: float) -> None:
         """Take note that it has, or will have, these CPUs, or still those from before."""
         before, self.given = self.given, cpus
+        self._serial += 1
         self._doubt(before, now)
+        self._changed()
 
     def _doubt(self, cpus: CpuSet, now: float) -> None:
         if cpus == self.given:
             return
-        self._doubts = [doubt for doubt in self._doubts if doubt[0] != cpus]
-        self._doubts.append((cpus, now))
+        self._doubts = [doubt for doubt in self._doubts if doubt.cpus != cpus]
+        self._doubts.append(_Doubt(cpus, now, self._serial))
         if len(self._doubts) > _MOST_DOUBTS:
-            self._doubts = [(CpuSet().union(*(known for known, _ in self._doubts)), now)]
+            self._doubts = [_Doubt(CpuSet().union(*(doubt.cpus for doubt in self._doubts)), now, self._serial)]
 
-
-class Containers:
-    """The containers that live, by id."""
-
-    def __init__(self) -> None:
-        self._by_id: dict[str, Container] = {}
-        self._users: dict[ClaimUID, dict[str, Container]] = {}
-        self._shared: int = 0
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def __iter__(self) -> Iterator[Container]:
-        return iter(self._by_id.values())
-
-    @property
-    def shared(self) -> int:
-        """How many are on the shared pool."""
-        return self._shared
-
-    def get(self, identity: str) -> Container | None:
-        """Return a container, None if it does not live or is not known."""
-        return self._by_id.get(identity)
-
-    def add(self, container: Container) -> None:
-        """Add a container, in the place of one with its id if there is one."""
-        self.remove(container.id)
-        self._by_id[container.id] = container
-        for uid in container.claims:
-            self._users.setdefault(uid, {})[container.id] = container
-        self._shared += not container.claims
-
-    def remove(self, identity: str) -> Container | None:
-        """Forget a container, and return it; what is not known any more is no error."""
-        container = self._by_id.pop(identity, None)
-        if container is not None:
-            self._shared -= not container.claims
-            for uid in container.claims:
-                users = self._users[uid]
-                del users[identity]
-                if not users:
-                    del self._users[uid]
-        return container
-
-    def replace_all(self, containers: Iterable[Container]) -> None:
-        """Forget all, and take these instead."""
-        self._by_id.clear()
-        self._users.clear()
-        self._shared = 0
-        for container in containers:
-            self.add(container)
-
-    def of_sandbox(self, sandbox: str) -> tuple[Container, ...]:
-        """Return the containers of a pod's sandbox."""
-        return tuple(container for container in self._by_id.values() if container.pod.sandbox == sandbox)
-
-    def users(self, uid: ClaimUID) -> tuple[Container, ...]:
-        """Return the containers that have a claim's CPUs for themselves: those of one pod, its owner."""
-        return tuple(self._users.get(uid, {}).values())
+    def _changed(self) -> None:
+        self._may_have = self.given.union(self._on_the_way, *(doubt.cpus for doubt in self._doubts))
+        self.watch(self)

@@ -8,12 +8,14 @@ unprepare wait here until all that agrees with what they need.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from driver.errors import RuntimePendingError
-from driver.nri.containers import Container, Containers, Phase
+from driver.nri.containers import Container, Phase
+from driver.nri.living import Containers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 _MOST_NAMED: Final = 3
 _GROW_DELAY_S: Final = 0.2
 _REQUEST_TIMEOUT_S: Final = 2.0  # what runtimes have unless they are told otherwise
+# A prepare waits 10 s for whatever may pass by itself. What is certain to pass, as the start of a container is, it may
+# wait for longer: the kubelet gives a call 45 s, and repeats one that has failed only after a minute.
+_LONGER_FOR_WINDOWS_S: Final = 30.0
 
 
 class Enforcement:
@@ -52,6 +57,8 @@ class Enforcement:
         The CPUs that somebody waits for.
     request_timeout_s : float
         How long the runtime waits for an answer, in seconds.
+    unsolicited_updates : bool
+        Whether the runtime can be told to move containers at any time; else they are moved in answers to its events.
     """
 
     def __init__(
@@ -70,6 +77,7 @@ class Enforcement:
         self._closing = False
         self._grow_at = 0.0
         self.request_timeout_s = _REQUEST_TIMEOUT_S
+        self.unsolicited_updates = True
         self.pool = pool
         self.reservations = reservations
         self.containers = Containers()
@@ -146,13 +154,25 @@ class Enforcement:
         cpus = self._ledger.records[uid].cpus
         if not self.pool.is_usable(cpus):
             return f"has CPUs {cpus}, none of which is online: switch them on, or delete the pod"
-        others = [one for one in self.containers if uid not in one.claims and self._may_use(one, cpus)]
+        others = self.on_cpus_of(uid)
         if sharing := [one for one in others if not one.exclusive.isdisjoint(cpus)]:
             # Only files can say so; see `Ledger.hold_anyway`.
             return f"has CPUs {cpus}, some of which {_named(sharing)} has by another claim: delete one of the pods"
-        if others:
-            return f"has CPUs {cpus}, but {_named(others, why=True)} could not be moved away from them yet"
+        if stuck := [one for one in others if not self._can_be_moved_at_once(one)]:
+            return f"has CPUs {cpus}, but {_named(stuck, why=True)} could not be moved away from them yet"
         return ""
+
+    def on_cpus_of(self, uid: ClaimUID) -> list[Container]:
+        """Return the containers that may run on a claim's CPUs without having the claim."""
+        return self.containers.others(uid, self._ledger.records[uid].cpus, self._ledger.pool.offline)
+
+    def in_use_by_others(self, container: Container, cpus: CpuSet) -> Mapping[ClaimUID, CpuSet]:
+        """Return which of these CPUs are held by claims that the container has not and that some container uses."""
+        return {
+            uid: held
+            for uid, held in self._ledger.holders(cpus).items()
+            if uid not in container.claims and self.containers.users(uid)
+        }
 
     def owner(self, uid: ClaimUID) -> tuple[Pod, str] | None:
         """Return the pod that uses a claim, and a container of it that lives; None if no container does."""
@@ -191,7 +211,7 @@ class Enforcement:
 
     def is_clear(self, record: Record) -> bool:
         """Tell whether there is no container to be moved away from a claim's CPUs; see `driver.runtime.Runtime`."""
-        return self.known and self._obstacle(record) is None
+        return self.known and not self._obstacles(record)
 
     async def confirm(self, record: Record, deadline: float) -> None:
         """Have all other containers moved away from a claim's CPUs; see `driver.runtime.Runtime`."""
@@ -199,21 +219,27 @@ class Enforcement:
         if self.is_clear(record):
             return
         self.needed[record.uid] = record.cpus
-        for container in self.containers:
-            if container.fault and self._stands_in_the_way(container, record):
+        for container in self._obstacles(record):
+            if container.fault:
                 container.retry_soon(self.now())
         self.wake.set()
         obstacle: Container | None = None
         try:
             while True:
                 changed = self._changed
+                limit, look_again_at = deadline, math.inf
                 if self.known:
                     if obstacle is None or not self._still_there(obstacle, record):
-                        obstacle = self._obstacle(record)
+                        obstacle = next(iter(self._obstacles(record)), None)
                     if obstacle is None:
                         return
-                if self._closing or not await _happens(changed, deadline):
-                    raise RuntimePendingError(self._obstacles(record))
+                    if self._passes_by_itself(obstacle):
+                        limit += _LONGER_FOR_WINDOWS_S
+                        # Nobody tells of the end of a window that ends by time.
+                        look_again_at = obstacle.window_end(self.now()) or math.inf
+                if self._closing or self.now() >= limit:
+                    raise RuntimePendingError(self._why_not_clear(record))
+                await _happens(changed, min(limit, look_again_at))
         finally:
             del self.needed[record.uid]
 
@@ -258,14 +284,40 @@ class Enforcement:
 
     # The parts
 
-    def _obstacle(self, record: Record) -> Container | None:
-        return next((container for container in self.containers if self._stands_in_the_way(container, record)), None)
+    def _obstacles(self, record: Record) -> list[Container]:
+        """Return the containers that have to be moved away from a claim's CPUs before it is prepared."""
+        others = self.containers.others(record.uid, record.cpus, self._ledger.pool.offline)
+        if self.unsolicited_updates:
+            known = {one.id for one in others}
+            return others + [
+                one
+                for one in self.containers.doubted
+                if not one.verified and one.id not in known and record.uid not in one.claims
+            ]
+        now = self.now()
+        return [one for one in others if one.window_end(now)]
 
     def _stands_in_the_way(self, container: Container, record: Record) -> bool:
-        return record.uid not in container.claims and (not container.verified or self._may_use(container, record.cpus))
+        if record.uid in container.claims:
+            return False
+        may_use = not container.may_have.isdisjoint(record.cpus) or not self.pool.is_usable(container.given)
+        if self.unsolicited_updates:
+            return may_use or not container.verified
+        return may_use and container.window_end(self.now()) > 0
 
-    def _may_use(self, container: Container, cpus: CpuSet) -> bool:
-        return not container.may_have.isdisjoint(cpus) or not self.pool.is_usable(container.given)
+    def _passes_by_itself(self, container: Container) -> bool:
+        """Tell whether a container will be out of a claim's way in a moment, by what goes on already."""
+        return not container.fault and bool(self.pool.wanted(container, self.pool.current(self.now())))
+
+    def _can_be_moved_at_once(self, container: Container) -> bool:
+        """Tell whether the answer to an event can move a container."""
+        now = self.now()
+        return (
+            not self.unsolicited_updates
+            and not container.window_end(now)
+            and (not container.fault or container.is_retry_due(now))
+            and bool(self.pool.wanted(container, self.pool.current(now)))
+        )
 
     def _still_there(self, container: Container, record: Record) -> bool:
         return self.containers.get(container.id) is container and self._stands_in_the_way(container, record)
@@ -283,10 +335,10 @@ class Enforcement:
             "neither reserved, isolated nor held by a claim"
         )
 
-    def _obstacles(self, record: Record) -> str:
+    def _why_not_clear(self, record: Record) -> str:
         if not self.known or self._closing:
             return self._why_unknown()
-        in_the_way = [container for container in self.containers if self._stands_in_the_way(container, record)]
+        in_the_way = self._obstacles(record)
         if not self.pool.cpus and any(not container.claims for container in in_the_way):
             return self._nothing_left(record.cpus)
         named = _named(in_the_way, why=True)

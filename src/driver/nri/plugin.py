@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +30,9 @@ from driver.nri.decisions import (
     marked_claims,
 )
 from driver.nri.errors import Refusal
+from driver.nri.moves import MoveMetrics, Moves
 from driver.nri.precedence import precedence
+from driver.nri.runtimes import Runtime, allows_unsolicited_updates, tells_cdi_devices
 from fastcpu import CpuSet
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from driver.nri.containers import Pod
     from driver.nri.decisions import Request
     from driver.nri.enforcement import Enforcement
+    from driver.nri.moves import Cgroups
 
 _log = logging.getLogger(__name__)
 
@@ -50,11 +52,9 @@ _MOST_UPDATE_BYTES: Final = 3 << 20
 # Of a container that is not known these say that it lives: it was forgotten when its pod was stopped while it was being
 # started, or created while the runtime did without the driver.
 _BEGINNINGS: Final = (nri.POST_CREATE_CONTAINER, nri.START_CONTAINER, nri.POST_START_CONTAINER)
-_CONTAINERD: Final = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?:\D|$)", re.ASCII)
-_CDI_DEVICES_SINCE: Final = (2, 3)
 
 
-class PluginMetrics(Protocol):
+class PluginMetrics(MoveMetrics, Protocol):
     """What counts the runtime's requests."""
 
     def observe_nri(self, operation: str, result: str, mode: str, seconds: float, /) -> None:
@@ -69,6 +69,9 @@ class PluginMetrics(Protocol):
     def count_refused_container(self, reason: str, /) -> None:
         """Count a container that was not let in."""
 
+    def set_unsolicited_updates(self, allowed: bool, /) -> None:
+        """Say whether the runtime can be told to move containers at any time."""
+
     def count_corrected_containers(self, mode: str, containers: int, /) -> None:
         """Count containers that had not the CPUs that they should have, ``exclusive`` or ``shared``."""
 
@@ -82,12 +85,17 @@ class RuntimePlugin:
         What is known.
     metrics : PluginMetrics
         What counts.
+    cgroups : Cgroups
+        What the kernel says of containers.
     start_guard : bool
         Whether the claims' CDI specs have the start guard's hook.
     """
 
-    def __init__(self, enforcement: Enforcement, metrics: PluginMetrics, *, start_guard: bool) -> None:
+    def __init__(
+        self, enforcement: Enforcement, metrics: PluginMetrics, *, cgroups: Cgroups, start_guard: bool
+    ) -> None:
         self._enforcement = enforcement
+        self._moves = Moves(enforcement, cgroups, metrics)
         self._containers = enforcement.containers
         self._metrics = metrics
         self._start_guard = start_guard
@@ -98,8 +106,11 @@ class RuntimePlugin:
 
     def connected(self, runtime_name: str, runtime_version: str, nri_version: str, request_timeout_s: float) -> None:
         """Take note of a new connection."""
-        cdi_devices = _tells_cdi_devices(runtime_name, runtime_version)
-        self._marks = Marks(cdi_devices=cdi_devices, guard=self._start_guard)
+        runtime = Runtime(name=runtime_name, version=runtime_version, nri_version=nri_version)
+        self._marks = Marks(cdi_devices=tells_cdi_devices(runtime), guard=self._start_guard)
+        self._enforcement.unsolicited_updates = allows_unsolicited_updates(runtime)
+        self._metrics.set_unsolicited_updates(self._enforcement.unsolicited_updates)
+        self._moves.forget()
         self._look_s = min(_LONGEST_LOOK_S, request_timeout_s / 2)
         self._enforcement.request_timeout_s = request_timeout_s
         if not self._marks.any:
@@ -107,6 +118,12 @@ class RuntimePlugin:
                 "nothing but the environment shows that a container was given a claim: this runtime does not tell its "
                 "CDI devices, and the start guard is off",
                 extra=fields(runtime=runtime_name, version=runtime_version),
+            )
+        if not self._enforcement.unsolicited_updates:
+            _log.info(
+                "containers are moved away from a claim's CPUs when its container is created, and get CPUs back when "
+                "another is: this runtime may deadlock on updates at other times",
+                extra=fields(runtime=runtime_name, version=runtime_version, nri=nri_version or None),
             )
         self._enforcement.set_unknown("it has not told its containers yet")
 
@@ -136,6 +153,8 @@ class RuntimePlugin:
     ) -> tuple[nri.ContainerAdjustment, Sequence[nri.ContainerUpdate]]:
         """Give a container the CPUs of its claims, or those of the shared pool, or refuse it."""
         with self._measured("create_container") as measured:
+            if not self._enforcement.unsolicited_updates:
+                await self._moves.look()
             request = messages.read_request(messages.read_pod(pod), container)
             decision = await self._decide(request)
             if isinstance(decision, Unverified):
@@ -145,6 +164,7 @@ class RuntimePlugin:
             exclusive = decision if isinstance(decision, Exclusive) else None
             measured.mode = "exclusive" if exclusive else "shared"
             cpus = self._cpus_for(request, container.id, exclusive)
+            updates = self._updates(container.id, exclusive)
             known = Container.created(
                 container.id,
                 request.name,
@@ -153,8 +173,10 @@ class RuntimePlugin:
                 exclusive.cpus if exclusive else CpuSet(),
                 cpus or self._reported(container),
                 self._enforcement.now(),
+                cgroups_path=container.linux.cgroups_path,
             )
             self._containers.add(known)
+            self._moves.tell(container.id, updates)
             for uid in known.claims:
                 self._enforcement.reservations.learn_pod(uid, request.pod.uid)
             _log.info(
@@ -165,9 +187,10 @@ class RuntimePlugin:
                     cpus=cpus,
                     mode=measured.mode,
                     claims=",".join(sorted(known.claims)),
+                    moved=len(updates) or None,
                 ),
             )
-            return messages.adjustment(cpus), ()
+            return messages.adjustment(cpus), updates
 
     async def update_container(
         self, pod: nri.PodSandbox, container: nri.Container, resources: nri.LinuxResources
@@ -178,18 +201,34 @@ class RuntimePlugin:
             if container.state == nri.CONTAINER_STOPPED:
                 return ()
             known = self._take_in(messages.read_pod(pod), container)
+        if not self._enforcement.unsolicited_updates:
+            await self._moves.look()
+        updates = self._updates(container.id, None)
         now = self._enforcement.now()
-        wanted = self._enforcement.pool.wanted(known, self._enforcement.pool.current(now))
-        if not wanted:
-            return ()
-        known.updating(wanted, now)
+        if wanted := self._enforcement.pool.wanted(known, self._enforcement.pool.current(now)):
+            known.updating(wanted, now)
+            updates.append(messages.update(container.id, str(wanted)))
+        self._moves.tell(container.id, updates)
         self._enforcement.notify()
-        return (messages.update(container.id, str(wanted)),)
+        return tuple(updates)
 
     async def stop_container(self, pod: nri.PodSandbox, container: nri.Container) -> Sequence[nri.ContainerUpdate]:
         """Forget a container that has ended. Who holds which CPUs does not change by that."""
         self._forget("stop_container", container.id)
         return ()
+
+    async def start_container(self, pod: nri.PodSandbox, container: nri.Container) -> None:
+        """Refuse the start of a container with a claim if others are still on its CPUs; nothing of it has run yet."""
+        self.event(nri.START_CONTAINER, pod, container)
+        known = self._containers.get(container.id)
+        if known is None or self._enforcement.unsolicited_updates:
+            return
+        try:
+            await self._moves.check_start(known)
+        except Refusal as refusal:
+            self._metrics.count_refused_container("not_moved")
+            _log.error("container not started", extra=fields(container=known, id=known.id, reason=refusal))
+            raise
 
     def event(self, kind: nri.Event, pod: nri.PodSandbox, container: nri.Container) -> None:
         """Take note of how far a container has come."""
@@ -205,12 +244,14 @@ class RuntimePlugin:
         now = self._enforcement.now()
         if kind == nri.POST_CREATE_CONTAINER:
             known.post_created(now)
+            self._moves.carried_out(known.id)
         elif kind == nri.START_CONTAINER:
             known.starting(now)
         elif kind == nri.POST_START_CONTAINER:
             known.started(now)
         elif kind == nri.POST_UPDATE_CONTAINER:
             known.updated(now)
+            self._moves.carried_out(known.id)
         self._enforcement.notify()
 
     def pod_stopped(self, pod: nri.PodSandbox) -> None:
@@ -222,6 +263,7 @@ class RuntimePlugin:
         for container in self._containers.of_sandbox(pod.id):
             if container.phase is not Phase.RUNNING:
                 self._containers.remove(container.id)
+                self._moves.dropped(container.id)
                 _log.info("container was never started", extra=fields(container=container, id=container.id))
         self._enforcement.notify()
 
@@ -238,6 +280,13 @@ class RuntimePlugin:
         return None
 
     # The parts
+
+    def _updates(self, identity: str, exclusive: Exclusive | None) -> list[nri.ContainerUpdate]:
+        """Return the updates of others that the answer to a container's event carries."""
+        if self._enforcement.unsolicited_updates:
+            return []
+        updates = self._moves.away_from(exclusive.claims) if exclusive is not None else []
+        return updates + self._moves.riders(identity, updates)
 
     async def _decide(self, request: Request) -> Decision:
         decision = decide(request, self._enforcement, self._marks, {})
@@ -369,6 +418,7 @@ class RuntimePlugin:
             self._reported(container),
             messages.read_phase(container),
             self._enforcement.now(),
+            cgroups_path=container.linux.cgroups_path,
         )
 
     def _reported(self, container: nri.Container) -> CpuSet:
@@ -378,6 +428,7 @@ class RuntimePlugin:
     def _forget(self, operation: str, identity: str) -> None:
         with self._measured(operation) as measured:
             known = self._containers.remove(identity)
+            self._moves.dropped(identity)
             if known is None:
                 measured.mode = self._ended.get(identity, "unknown")
             else:
@@ -409,8 +460,3 @@ class RuntimePlugin:
 @dataclass(slots=True)
 class _Measured:
     mode: str = "unknown"
-
-
-def _tells_cdi_devices(runtime_name: str, runtime_version: str) -> bool:
-    found = _CONTAINERD.match(runtime_version)
-    return runtime_name == "containerd" and found is not None and (int(found[1]), int(found[2])) >= _CDI_DEVICES_SINCE

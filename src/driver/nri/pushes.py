@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bring containers to the CPUs that they are to have, outside of any event, from a task of its own.
 
+Only where the runtime takes that without a deadlock; for others there is `driver.nri.moves`.
+
 The runtime carries out one thing at a time, and a push is one: so a few containers go in each, and what others want of
 the runtime comes in between. It tells of a failed push only that there was a failure; then each container is pushed
 alone, and one that has failed stays alone from then on, is tried ever more seldom, and holds nobody up.
@@ -91,7 +93,7 @@ class Pushes:
     def _plan(self) -> tuple[list[Container], float | None]:
         """Return the containers to push now, the most urgent last, and when to look again if nothing happens."""
         now = self._enforcement.now()
-        if not self._enforcement.known:
+        if not self._enforcement.known or not self._enforcement.unsolicited_updates:
             return [], None
         pool = self._enforcement.pool.current(now)
         if pool != self._pool:

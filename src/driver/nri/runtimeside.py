@@ -16,6 +16,7 @@ from driver.nri.sharedpool import SharedPool
 if TYPE_CHECKING:
     from driver.health import Health
     from driver.ledger import Ledger
+    from driver.nri.moves import Cgroups
     from driver.nri.session import Timing
     from fastcpu import CpuSet
 
@@ -37,6 +38,8 @@ class RuntimeSide:
         The CPUs that the kernel was told to keep free.
     claims : ClaimSource
         The API server.
+    cgroups : Cgroups
+        What the kernel says of containers.
     health : Health
         Told, as the condition ``runtime``, whether the runtime is connected.
     metrics : RuntimeMetrics
@@ -64,13 +67,14 @@ class RuntimeSide:
         ledger: Ledger,
         isolated: CpuSet,
         claims: ClaimSource,
+        cgroups: Cgroups,
         health: Health,
         metrics: RuntimeMetrics,
         start_guard: bool,
         timing: Timing | None = None,
     ) -> None:
         self.enforcement = Enforcement(ledger, SharedPool(ledger, isolated), Reservations(claims))
-        self._plugin = RuntimePlugin(self.enforcement, metrics, start_guard=start_guard)
+        self._plugin = RuntimePlugin(self.enforcement, metrics, cgroups=cgroups, start_guard=start_guard)
         self._pushes = Pushes(self.enforcement, metrics)
         self._connection = NriConnection(socket_path, self._plugin, health=health, metrics=metrics, timing=timing)
 

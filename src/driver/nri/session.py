@@ -17,8 +17,9 @@ from driver.logs import fields, one_line
 from driver.nri.client import Client
 from driver.nri.errors import Code, NriError
 from driver.nri.mux import PLUGIN_CONNECTION, RUNTIME_CONNECTION
+from driver.nri.runtimes import Runtime, allows_unsolicited_updates
 from driver.nri.server import Method, Server
-from driver.nri.subscription import VALIDATION, Runtime, Subscription
+from driver.nri.subscription import VALIDATION, Subscription
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -44,7 +45,6 @@ _MOST_PARTS: Final = 64
 
 _CONTAINER_RPCS: Final = {
     "PostCreateContainer": nri.POST_CREATE_CONTAINER,
-    "StartContainer": nri.START_CONTAINER,
     "PostStartContainer": nri.POST_START_CONTAINER,
     "PostUpdateContainer": nri.POST_UPDATE_CONTAINER,
     "RemoveContainer": nri.REMOVE_CONTAINER,
@@ -93,6 +93,9 @@ class NriPlugin(Protocol):
 
     async def stop_container(self, pod: nri.PodSandbox, container: nri.Container) -> Sequence[nri.ContainerUpdate]:
         """Return changes of other containers, now that this one has ended."""
+
+    async def start_container(self, pod: nri.PodSandbox, container: nri.Container) -> None:
+        """Take note that a container is being started, or raise `Refusal`; nothing of its image has run yet."""
 
     def event(self, kind: nri.Event, pod: nri.PodSandbox, container: nri.Container) -> None:
         """Take note of one of the events that nothing is decided at."""
@@ -228,6 +231,8 @@ class Session:
         """Have the runtime change containers; see `NriConnection.update_containers`."""
         if self._server.serves(asyncio.current_task()):
             raise RuntimeError("the runtime updates no container until the request that is being handled is answered")
+        if self._runtime is None or not allows_unsolicited_updates(self._runtime):
+            raise RuntimeError(f"an update outside of an event may deadlock this runtime: {self._runtime}")
         answer = await self._client.call(
             RUNTIME_SERVICE,
             "UpdateContainers",
@@ -283,6 +288,7 @@ class Session:
             ("UpdateContainer", nri.UpdateContainerRequest, self._update_container),
             ("StopContainer", nri.StopContainerRequest, self._stop_container),
             ("ValidateContainerAdjustment", nri.ValidateContainerAdjustmentRequest, self._validate),
+            ("StartContainer", nri.ContainerEvent, self._start_container),
             ("StopPodSandbox", nri.PodEvent, self._stop_pod_sandbox),
             ("StateChange", nri.StateChangeEvent, self._state_change),
             *((rpc, nri.ContainerEvent, self._teller(kind)) for rpc, kind in _CONTAINER_RPCS.items()),
@@ -354,6 +360,10 @@ class Session:
         updates = await self._plugin.update_container(request.pod, request.container, request.linux_resources)
         return nri.UpdateContainerResponse(update=updates)
 
+    async def _start_container(self, request: nri.ContainerEvent | nri.StateChangeEvent) -> nri.Empty:
+        await self._plugin.start_container(request.pod, request.container)
+        return nri.Empty()
+
     async def _stop_container(self, request: nri.StopContainerRequest) -> nri.StopContainerResponse:
         return nri.StopContainerResponse(update=await self._plugin.stop_container(request.pod, request.container))
 
@@ -364,6 +374,8 @@ class Session:
         return nri.ValidateContainerAdjustmentResponse(reject=reason is not None, reason=reason or "")
 
     async def _state_change(self, request: nri.StateChangeEvent) -> nri.Empty:
+        if request.event == nri.START_CONTAINER:
+            return await self._start_container(request)
         if request.event in _CONTAINER_RPCS.values():
             self._plugin.event(request.event, request.pod, request.container)
         elif request.event == nri.STOP_POD_SANDBOX:

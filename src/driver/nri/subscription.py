@@ -7,33 +7,17 @@ it knows.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from driver.apis import nri_v1alpha1_pb2 as nri
+from driver.nri.runtimes import allows_unsolicited_updates, has_validators
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from driver.nri.runtimes import Runtime
+
     EventNumber = nri.Event | int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Runtime:
-    """What a runtime says of itself.
-
-    Attributes
-    ----------
-    name, version : str
-        Of the runtime, such as ``containerd`` and ``v2.4.2``.
-    nri_version : str
-        Of its NRI library; empty before NRI 0.12, and text such as ``(devel)`` where it was not built from a release.
-    """
-
-    name: str
-    version: str
-    nri_version: str
 
 
 def _mask(events: Iterable[EventNumber]) -> int:
@@ -57,29 +41,11 @@ CONTAINER_EVENTS: Final = _mask(
 Of a container whose start failed nothing is told but that its pod is stopped, until somebody removes it.
 """
 
+STARTS: Final = _mask((nri.START_CONTAINER,))
+"""Where containers are moved in answers only, a start is refused if a container was not moved away before it."""
+
 VALIDATION: Final = _mask((nri.VALIDATE_CONTAINER_ADJUSTMENT,))
 """Where the driver is a validator, a creation in which it did not answer fails, instead of going on without it."""
-
-_VERSION: Final = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?:\D|$)", re.ASCII)
-# The first versions of these runtimes whose NRI is 0.10 or later.
-_RUNTIMES_WITH_VALIDATORS: Final = {"containerd": (2, 2), "cri-o": (1, 34)}
-
-
-def has_validators(runtime: Runtime) -> bool | None:
-    """Tell whether plugins of a runtime may be validators.
-
-    Returns
-    -------
-    bool or None
-        None if what the runtime says of itself does not tell.
-    """
-    if runtime.nri_version:
-        return True
-    first = _RUNTIMES_WITH_VALIDATORS.get(runtime.name)
-    found = _VERSION.match(runtime.version)
-    if first is None or found is None:
-        return None
-    return (int(found[1]), int(found[2])) >= first
 
 
 class Subscription:
@@ -90,9 +56,10 @@ class Subscription:
 
     def choose(self, runtime: Runtime) -> int:
         """Return the mask of the events to ask a runtime for: all that it may be able to deliver."""
+        events = CONTAINER_EVENTS if allows_unsolicited_updates(runtime) else CONTAINER_EVENTS | STARTS
         if runtime == self._refused or has_validators(runtime) is False:
-            return CONTAINER_EVENTS
-        return CONTAINER_EVENTS | VALIDATION
+            return events
+        return events | VALIDATION
 
     def refused(self, runtime: Runtime) -> None:
         """Ask a runtime for the fewest from now on: it closed the connection when it was asked for more."""

@@ -69,6 +69,24 @@ class RuntimeTraits:
     request_timeout_s: float = 2.0
     most_per_part: int = 1000
 
+    @property
+    def deadlocks(self) -> bool:
+        """Whether it waits for itself for ever when a plugin sends it updates outside of an event.
+
+        Real ones do so only now and then, when an event comes at the same moment; NRI 0.12.1 has mended it.
+        """
+        return self.nri_version in ("", "v0.12.0")
+
+    @property
+    def insists_on_moves(self) -> bool:
+        """Whether an operation fails when an answer's updates of other containers do; else that is only logged."""
+        return self.name == "cri-o"
+
+    @property
+    def heeds_starts(self) -> bool:
+        """Whether a plugin can refuse the start of a container."""
+        return self.name != "cri-o"
+
 
 class NriPlugin:
     """A connected plugin.

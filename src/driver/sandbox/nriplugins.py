@@ -47,6 +47,8 @@ class NriPlugins:
         Held while plugins are asked or told anything, and while their updates are applied.
     connections : int
         How many connections there have been.
+    deadlocked : bool
+        Whether a plugin has sent updates to a runtime that does not survive that.
     """
 
     def __init__(self, path: Path, traits: RuntimeTraits, host: Host) -> None:
@@ -65,6 +67,7 @@ class NriPlugins:
         self._may_begin.set()
         self.lock = asyncio.Lock()
         self.connections = 0
+        self.deadlocked = False
 
     async def start(self) -> None:
         """Listen, on a new socket."""
@@ -150,7 +153,7 @@ class NriPlugins:
             validation = nri.ValidateContainerAdjustmentRequest(pod=pod, container=container, adjust=adjust)
             for plugin in validators:
                 await _validate(plugin, validation)
-            self._host.apply(updates)
+            self._move(updates)
             return adjust.linux.resources
 
     async def update(
@@ -173,7 +176,7 @@ class NriPlugins:
                     if update.container_id == container.id:
                         wanted.MergeFrom(update.linux.resources)
                     else:
-                        self._host.apply([update])
+                        self._move([update])
             return wanted
 
     async def stopped(self, pod: nri.PodSandbox, container: nri.Container) -> None:
@@ -184,6 +187,11 @@ class NriPlugins:
                 with suppress(NriError):
                     answer = await plugin.ask("StopContainer", request, nri.StopContainerResponse)
                     self._host.apply(answer.update if answer is not None else ())
+
+    def _move(self, updates: Sequence[nri.ContainerUpdate]) -> None:
+        """Carry out the updates of other containers that an answer has."""
+        if (failed := self._host.apply(updates)) and self._traits.insists_on_moves:
+            raise NriError(Code.UNKNOWN, f"failed to update {', '.join(failed)}")
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
@@ -200,6 +208,9 @@ class NriPlugins:
 
     async def _push(self, updates: Sequence[nri.ContainerUpdate]) -> Sequence[str]:
         async with self.lock:
+            if self._traits.deadlocks:
+                self.deadlocked = True
+                await asyncio.Event().wait()
             return self._host.apply(updates)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -90,7 +90,7 @@ class ContainerRuntime:
         self._inject = inject
         self._run_hooks = run_hooks
         self._say = say
-        self._tells_times = bool(traits.nri_version)
+        self._traits = traits
         self._plugins = NriPlugins(socket_path, traits, self)
         self._changed = asyncio.Event()
         self._starting: set[str] = set()
@@ -118,6 +118,11 @@ class ContainerRuntime:
     def lock(self) -> asyncio.Lock:
         """What serialises all that plugins are asked, told, and have changed."""
         return self._plugins.lock
+
+    @property
+    def deadlocked(self) -> bool:
+        """Whether a plugin has sent updates outside of an event to a runtime that does not survive that."""
+        return self._plugins.deadlocked
 
     @property
     def connections(self) -> int:
@@ -231,7 +236,7 @@ class ContainerRuntime:
             created.linux.resources.MergeFrom(resources)
             await between()
             created.state = nri.CONTAINER_CREATED
-            created.created_at = time.time_ns() if self._tells_times else 0
+            created.created_at = time.time_ns() if self._traits.nri_version else 0
             self.containers[created.id] = created
             self._end_owed.add(created.id)
             await self._plugins.tell(nri.POST_CREATE_CONTAINER, pod, created)
@@ -268,8 +273,9 @@ class ContainerRuntime:
                 try:
                     await self._plugins.tell(nri.START_CONTAINER, pod, container)
                 except NriError as error:
-                    await self._stop(container)
-                    raise RefusedError(f"failed to start container: {error}") from error
+                    if self._traits.heeds_starts:
+                        await self._stop(container)
+                        raise RefusedError(f"failed to start container: {error}") from error
                 await between()
                 container.state = nri.CONTAINER_RUNNING
                 await self._plugins.tell(nri.POST_START_CONTAINER, pod, container)
