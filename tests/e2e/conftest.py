@@ -33,10 +33,16 @@ def current_containerd(clean_machine: None) -> Path:
     return programs.build(programs.CONTAINERD)
 
 
-@pytest.fixture(scope="session")
-def older_containerd(clean_machine: None) -> Path:
+@pytest.fixture(params=programs.OLDER)
+def older(request: pytest.FixtureRequest) -> str:
+    """The older lines of containerd, one after another."""
+    return str(request.param)
+
+
+@pytest.fixture
+def older_containerd(clean_machine: None, older: str) -> Path:
     """The programs of a containerd of an older line."""
-    return programs.build(programs.CONTAINERD_OLD)
+    return programs.build(programs.CONTAINERDS[older])
 
 
 @pytest.fixture

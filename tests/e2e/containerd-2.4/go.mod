@@ -1,4 +1,4 @@
-module dracpu/tests/e2e/containerd
+module dracpu/tests/e2e/containerd-2.4
 
 go 1.26.6
 
