@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from e2e import scratch
+from e2e import scratch, waiting
 from e2e.command import call
 from e2e.images import IMAGE, write_archive
 from e2e.program import Program
+
+_DUMP_S = 30.0
+# The last that it says of it.
+_DUMPED = "goroutine stack dump written to"
 
 _CONFIG = """\
 version = 3
@@ -92,7 +97,12 @@ class Containerd:
             (programs / "containerd", f"--config={self.folder / 'containerd.toml'}"),
             self.log_path,
             self._serves,
-            {"PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}", "HOME": "/root", **scratch.mark(self.folder)},
+            {
+                "PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}",
+                "HOME": "/root",
+                "TMPDIR": str(self.folder),
+                **scratch.mark(self.folder),
+            },
         )
         text = _CONFIG.format(
             folder=self.folder, nri_socket=self.nri_socket, image=IMAGE, cdi_dir=cdi_dir, validator=settings
@@ -133,6 +143,25 @@ class Containerd:
     async def kill9(self) -> None:
         """End it without a warning; its containers run on."""
         await self._program.kill9()
+
+    async def goroutines(self) -> str:
+        """Return what each of its goroutines does, as Go's runtime writes it; it answers although all of them wait.
+
+        Raises
+        ------
+        AssertionError
+            If it does not write that.
+        """
+        path = self.folder / f"containerd.{self._program.pid}.stacks.log"
+        path.unlink(missing_ok=True)
+        said = self.log.count(_DUMPED)
+        os.kill(self._program.pid, signal.SIGUSR1)
+
+        async def written() -> bool:
+            return self.log.count(_DUMPED) > said
+
+        await waiting.until(written, f"goroutines in {path}", _DUMP_S, pause_s=0.05)
+        return path.read_text()
 
     async def import_image(self, archive: Path | Callable[[Path], None]) -> None:
         """Make an image known to it.

@@ -39,6 +39,10 @@ class CriError(Exception):
     """A call failed; the text is the runtime's."""
 
 
+class CriHangsError(Exception):
+    """A call was not answered for a minute: the runtime hangs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
     """A pod that has a sandbox.
@@ -175,7 +179,13 @@ class Cri:
         await self._call(self._runtime.StopPodSandbox, cri.StopPodSandboxRequest(pod_sandbox_id=pod.sandbox))
 
     async def remove_pod(self, pod: Pod) -> None:
-        """Remove a pod that was stopped, with its containers."""
+        """Remove a pod that was stopped, after its containers: as the kubelet does.
+
+        A runtime that removes containers with their sandbox may hang, if a plugin registers at that moment.
+        """
+        request = cri.ListContainersRequest(filter=cri.ContainerFilter(pod_sandbox_id=pod.sandbox))
+        for container in (await self._call(self._runtime.ListContainers, request)).containers:
+            await self.remove(container.id)
         await self._call(self._runtime.RemovePodSandbox, cri.RemovePodSandboxRequest(pod_sandbox_id=pod.sandbox))
 
     async def end(self, pod: Pod) -> None:
@@ -218,4 +228,6 @@ class Cri:
         try:
             return await method(request, timeout=_CALL_S)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise CriHangsError(f"{type(request).__name__} was not answered for {_CALL_S:g} s") from error
             raise CriError(error.details()) from error
