@@ -9,7 +9,7 @@ LINTS := lint-types lint-stubs lint-cython lint-style lint-layers lint-spelling
 INSTALL := $(BIN)/pip install --quiet --no-build-isolation
 
 .DEFAULT_GOAL := help
-.PHONY: help dev build demo test e2e cluster e2e-cluster soak e2e-vm chart image lint $(LINTS) format bench sanitize package protos clean
+.PHONY: help dev build demo test e2e churn cluster e2e-cluster soak e2e-vm chart image lint $(LINTS) format bench sanitize package protos clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -36,6 +36,9 @@ test: build ## run the tests, on up to four CPUs
 
 e2e: build ## run the driver with a real containerd, runc and kernel; needs root
 	$(BIN)/python -m pytest tests/e2e --ignore=tests/e2e/cluster --ignore=tests/e2e/vm
+
+churn: build ## run pods with claims for 20 minutes on each version of containerd; needs root
+	DRACPU_E2E_CONTAINERDS="2.1 2.2 2.3 2.4" DRACPU_E2E_CHURN_SECONDS=1200 $(BIN)/python -m pytest tests/e2e/test_churn.py
 
 cluster: build ## start a one-node Kubernetes and a shell for it; needs root
 	PYTHONPATH=tests $(BIN)/python -m e2e.cluster

@@ -126,6 +126,11 @@ class Containerd:
         """All that it has written so far."""
         return self._program.log
 
+    @property
+    def was_pushed_to(self) -> bool:
+        """Whether a plugin has ever had containers updated outside of an event."""
+        return "requested container updates" in self.log
+
     async def start(self) -> None:
         """Start it, also after it was stopped or killed, and wait until it serves.
 
