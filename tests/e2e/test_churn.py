@@ -354,6 +354,7 @@ async def test_churn(node, version, tmp_path, capsys):
         print(f"all CPUs were shared again {time.monotonic() - let_go:.2f} s after the end")
     assert metrics["nri_reconnects_total"] == 0
     assert metrics["nri_unmovable_containers"] == 0
+    assert metrics["nri_unsolicited_updates"] == from_prepare
     assert metrics["allocated_cpus"] == 0
     assert min(churn.cycles.values()) > 0
     if from_prepare:
