@@ -89,6 +89,11 @@ class Enforcement:
         """All CPUs of the node that are known to be online."""
         return self._ledger.pool.online
 
+    @property
+    def offline(self) -> CpuSet:
+        """The CPUs that went offline."""
+        return self._ledger.pool.offline
+
     def now(self) -> float:
         """Return the present time in seconds."""
         return self._clock()
@@ -164,7 +169,7 @@ class Enforcement:
 
     def on_cpus_of(self, uid: ClaimUID) -> list[Container]:
         """Return the containers that may run on a claim's CPUs without having the claim."""
-        return self.containers.others(uid, self._ledger.records[uid].cpus, self._ledger.pool.offline)
+        return self.containers.others(uid, self._ledger.records[uid].cpus, self.offline)
 
     def in_use_by_others(self, container: Container, cpus: CpuSet) -> Mapping[ClaimUID, CpuSet]:
         """Return which of these CPUs are held by claims that the container has not and that some container uses."""
@@ -286,7 +291,7 @@ class Enforcement:
 
     def _obstacles(self, record: Record) -> list[Container]:
         """Return the containers that have to be moved away from a claim's CPUs before it is prepared."""
-        others = self.containers.others(record.uid, record.cpus, self._ledger.pool.offline)
+        others = self.containers.others(record.uid, record.cpus, self.offline)
         if self.unsolicited_updates:
             known = {one.id for one in others}
             return others + [

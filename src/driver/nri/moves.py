@@ -93,11 +93,14 @@ class Moves:
         self._told: dict[str, _Told] = {}
         # Ids of containers whose last update was tried and not looked at since.
         self._tried: set[str] = set()
+        # The shared pool and the offline CPUs for which everybody had what he should have when all were looked at.
+        self._settled: tuple[CpuSet, CpuSet] | None = None
 
     def forget(self) -> None:
         """Forget what was told on an earlier connection."""
         self._told.clear()
         self._tried.clear()
+        self._settled = None
 
     async def look(self) -> None:
         """Ask the kernel about the containers that may have other CPUs than they were given.
@@ -143,13 +146,21 @@ class Moves:
         """
         now = self._enforcement.now()
         pool = self._enforcement.pool.current(now)
+        containers = self._enforcement.containers
+        state = pool, self._enforcement.offline
+        if state == self._settled and not containers.doubted:
+            return []
         taken = {update.container_id for update in besides} | {identity}
         due: list[tuple[bool, Container]] = []
-        for one in self._enforcement.containers:
+        wrong = 0
+        for one in containers:
             wanted = self._enforcement.pool.wanted(one, pool)
-            wrong = one.given != wanted or (one.is_doubted and _has_begun(one))
-            if wanted and wrong and one.id not in taken and not one.window_end(now) and one.is_retry_due(now):
+            if not wanted or (one.given == wanted and not (one.is_doubted and _has_begun(one))):
+                continue
+            wrong += 1
+            if one.id not in taken and not one.window_end(now) and one.is_retry_due(now):
                 due.append((one.may_have <= wanted, one))
+        self._settled = None if wrong else state
         due.sort(key=lambda item: item[0])
         riders = self._updates(one for _, one in due[:_MOST_RIDERS])
         for update in riders:
