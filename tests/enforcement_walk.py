@@ -97,7 +97,8 @@ class Walk(RuleBasedStateMachine):
 
     @rule(data=st.data(), told=st.booleans())
     def start(self, data: st.DataObject, told: bool) -> None:
-        if one := self.some(data, "created", quiet=True):
+        # Its start reads what is stored, also while an update goes on.
+        if one := self.some(data, "created"):
             self.model.start(one, told=told)
 
     @precondition(lambda self: self.answers)

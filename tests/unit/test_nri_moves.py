@@ -176,6 +176,24 @@ def test_an_update_that_has_failed_without_a_word_is_not_believed(model):
     assert owner.phase == "starting"
 
 
+@pytest.mark.parametrize("answers", [True, False], ids=["answers", "pushes"])
+def test_an_update_of_a_container_that_may_be_starting_proves_nothing(answers, readable):
+    model = Model(answers=answers, readable=readable)
+    one = create(model, "p")
+    model.post_create(one)
+    work = model.prepare(make_record("a", "2-5"))
+    while model.pushes:
+        model.answer_push(model.pushes[0])
+    model.update(one, "0-11")
+    model.start(one, told=False)  # with what was stored before, and nobody knows
+    model.post_update(one)
+    while model.pushes:
+        model.answer_push(model.pushes[0])
+    assert not work.task.done()
+    assert (one.kernel, one.spec) == ("0-11" if answers else "0-1,6-11", "0-1,6-11")
+    model.close()
+
+
 def test_what_was_told_in_an_answer_that_came_to_nothing_is_told_again(model):
     one = run_container(model, "p")
     prepare(model, "a", "2-5")

@@ -194,6 +194,8 @@ class Moves:
         now = self._enforcement.now()
         self._tried.update(one.id for one, serial in told.containers if serial == one.serial)
         for one, serial in told.containers:
+            if not _has_begun(one):
+                continue  # its start may have begun with what was stored before
             if self._cgroups.cpus(one.cgroups_path) is not None:
                 break  # the others can be read too, when it matters
             self._believe(one, serial)

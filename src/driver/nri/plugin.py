@@ -208,7 +208,8 @@ class RuntimePlugin:
         if wanted := self._enforcement.pool.wanted(known, self._enforcement.pool.current(now)):
             known.updating(wanted, now)
             updates.append(messages.update(container.id, str(wanted)))
-        self._moves.tell(container.id, updates)
+        if not self._enforcement.unsolicited_updates:
+            self._moves.tell(container.id, updates)
         self._enforcement.notify()
         return tuple(updates)
 
