@@ -621,7 +621,11 @@ def test_a_full_folder_keeps_the_first_notes(runtime, notes):
 
 def test_a_disk_that_takes_nothing_stops_no_container(runtime, notes):
     runtime.write(runtime.config(runtime.hook("0-8191")))
-    change = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+    # Python ignores the signal, and so would the guard.
+    change = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)"
+    )
     ended = subprocess.run(
         command(runtime, change, "0-8191"),
         input=json.dumps(runtime.state()).encode(),
