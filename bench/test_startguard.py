@@ -10,8 +10,10 @@ import shutil
 import pytest
 
 from driver.startguard import shipped_program
+from fastcpu import CpuSet
 
-CPUS = "0-8191"
+# Those on which this process, which stands for the container's, may run: a container on fewer is noted for the driver.
+CPUS = str(CpuSet(os.sched_getaffinity(0)))
 
 
 @pytest.fixture

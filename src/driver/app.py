@@ -27,6 +27,7 @@ from driver.cpumanager import CpuManagerAllocator
 from driver.devicehealth import DeviceHealth
 from driver.devices import INDIVIDUAL, DeviceModel, build_devices
 from driver.errors import ConfigError
+from driver.guardnotes import GuardNotes
 from driver.health import INSTANCE, RUNTIME, STARTED, Health
 from driver.hostcgroups import HostCgroups
 from driver.individual import IndividualAllocator, build_individual_devices
@@ -208,6 +209,8 @@ async def _serve(config: Config) -> None:
         if runtime_side is not None:
             tasks.start(runtime_side.run())
             tasks.start(orphans.run())
+            if guard is not None:
+                tasks.start(GuardNotes(config.plugin_dir, runtime_side.enforcement, metrics).run())
         stack.push_async_callback(kubelet.stop)
         stack.callback(preparer.stop)
         if runtime_side is not None:

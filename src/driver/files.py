@@ -40,7 +40,7 @@ class BrokenFile:
     reason: str
 
 
-def read_file(path: Path, limit: int) -> bytes:
+def read_file(path: Path | str, limit: int, *, folder: int | None = None) -> bytes:
     """Read a file that may have been put there by anybody.
 
     Parameters
@@ -49,6 +49,8 @@ def read_file(path: Path, limit: int) -> bytes:
         The file.
     limit : int
         The most bytes that it may have.
+    folder : int, optional
+        A descriptor of the folder from which a relative path leads.
 
     Returns
     -------
@@ -60,7 +62,7 @@ def read_file(path: Path, limit: int) -> bytes:
         If it cannot be read (`FileNotFoundError` if it is not there), is no regular file, or is larger than ``limit``.
     """
     # O_NONBLOCK: opening must not hang if somebody has put a FIFO there.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", str(path))

@@ -122,6 +122,12 @@ class Metrics:
         self._start_guard = self._gauge(
             "start_guard_ok", "Whether this host runs the start guard: 1, or 0 if it does not or the guard is off."
         )
+        self._containers_on_fewer_cpus = self._gauge(
+            "containers_on_fewer_cpus", "Containers that live and were started on fewer CPUs than their claims hold."
+        )
+        self._starts_on_fewer_cpus = self._counter(
+            "starts_on_fewer_cpus", "Containers that were started on fewer CPUs than their claims hold."
+        )
         self._nri_connected = self._gauge(
             "nri_connected", "Whether the runtime is connected and its containers are known: 1 or 0."
         )
@@ -314,6 +320,14 @@ class Metrics:
     def set_start_guard(self, ok: bool) -> None:
         """Say whether this host runs the start guard."""
         self._start_guard.set(ok)
+
+    def set_containers_on_fewer_cpus(self, containers: int) -> None:
+        """Say how many containers live that were started on fewer CPUs than their claims hold."""
+        self._containers_on_fewer_cpus.set(containers)
+
+    def count_start_on_fewer_cpus(self) -> None:
+        """Count a container that was started on fewer CPUs than its claims hold."""
+        self._starts_on_fewer_cpus.inc()
 
     def _ask(self) -> None:
         if self._ledger is not None:

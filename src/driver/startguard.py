@@ -236,7 +236,8 @@ class StartGuard:
     def _judge(self, folder: Path, cpus: CpuSet) -> tuple[int, str]:
         hook = {name: value for name, value in self.hook(_TEST_CLAIM, cpus).items() if name != "hookName"}
         (folder / "config.json").write_text(json.dumps({"hooks": {"createRuntime": [hook]}}))
-        state = {"ociVersion": "1.2.0", "id": "test", "status": "creating", "pid": os.getpid(), "bundle": str(folder)}
+        # Without the id that a container has, so that no note is left of it.
+        state = {"ociVersion": "1.2.0", "status": "creating", "pid": os.getpid(), "bundle": str(folder)}
         try:
             ended = subprocess.run(
                 _arguments(_TEST_CLAIM, cpus),

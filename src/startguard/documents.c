@@ -92,6 +92,17 @@ static pid_t read_pid(yyjson_val *value)
     return (pid_t)pid;
 }
 
+// No state is refused for its id.
+static void read_id(yyjson_val *root, char id[NOTE_NAME_SIZE])
+{
+    struct refusal unused;
+    yyjson_val *value;
+    id[0] = '\0';
+    if (find(root, "the container's state", "id", &value, &unused) && yyjson_is_str(value) &&
+        is_note_name(yyjson_get_str(value), yyjson_get_len(value)))
+        memcpy(id, yyjson_get_str(value), yyjson_get_len(value) + 1);
+}
+
 static bool read_members(yyjson_val *root, struct state *state, struct refusal *refusal)
 {
     static const char place[] = "the container's state";
@@ -107,6 +118,7 @@ static bool read_members(yyjson_val *root, struct state *state, struct refusal *
     if (yyjson_get_len(bundle) >= sizeof state->bundle)
         return refuse(refusal, "%s has a \"bundle\" of %zu bytes; expected a path", place, yyjson_get_len(bundle));
     memcpy(state->bundle, yyjson_get_str(bundle), yyjson_get_len(bundle) + 1);
+    read_id(root, state->id);
     return true;
 }
 

@@ -12,6 +12,7 @@
 #include <sys/types.h>
 
 #include "cpus.h"
+#include "notes.h"
 #include "refusal.h"
 
 // The arguments of a guard hook, the same in all versions of the driver: name, format, claim UID, cpulist.
@@ -22,6 +23,7 @@ enum { HOOK_ARGUMENTS = 4 };
 struct state {
     pid_t pid;
     char bundle[PATH_MAX];
+    char id[NOTE_NAME_SIZE]; // empty if it has none that may be a note's name
 };
 
 // One hook as the runtime runs it.

@@ -9,6 +9,8 @@
 // config.json allow together; each claim of the container brings one. Exit status 0 lets the container start; anything
 // else makes the runtime refuse it, with our one line on standard error as the reason.
 //
+// A container on fewer CPUs than its claims have starts too, and the driver is left a note of it.
+//
 // It works with the driver alive, hung or dead, and trusts only what the runtime itself has written. Environment,
 // arguments and annotations of a container are under the control of whoever wrote the pod or the image; they are never
 // looked at. Whatever cannot be read or understood refuses the container.
@@ -26,6 +28,7 @@
 
 #include "cpus.h"
 #include "documents.h"
+#include "notes.h"
 #include "refusal.h"
 #include "third_party/yyjson/yyjson.h"
 
@@ -41,6 +44,9 @@ enum {
     FIRST_BUFFER = 128 << 10,
 };
 
+// Whether all is well with the container, so that nothing that still happens may stop it.
+static volatile sig_atomic_t is_good;
+
 static void write_line(const char *line, size_t length)
 {
     // If nobody can be told, the exit status still refuses.
@@ -53,6 +59,8 @@ static void on_alarm(int number)
     static const char line[] = PREFIX "the runtime did not give the container's state within 5 s, or the node is "
                                       "overloaded; the container is refused since its CPUs are not known\n";
     (void)number;
+    if (is_good)
+        _exit(0);
     write_line(line, sizeof line - 1);
     _exit(1);
 }
@@ -145,8 +153,12 @@ static bool check(int count, char **arguments, struct refusal *refusal)
         !read_state(text, length, &state, refusal) || !read_config(state.bundle, &text, &length, refusal) ||
         !read_allowed(text, length, &own, &allowed, refusal) || !read_affinity(state.pid, &affinity, refusal))
         return false;
-    if (!cpus_are_none(&affinity) && cpus_within(&affinity, &allowed))
+    if (!cpus_are_none(&affinity) && cpus_within(&affinity, &allowed)) {
+        is_good = true;
+        if (!cpus_within(&allowed, &affinity) && state.id[0] != '\0')
+            leave_note(own.path, state.id, &affinity, &allowed);
         return true;
+    }
     cpus_format(&affinity, affinity_text);
     cpus_format(&allowed, allowed_text);
     return refuse(refusal,

@@ -74,6 +74,8 @@ class Containerd:
         Further settings of NRI, as TOML: the documented ones that make plugins required.
     folder : Path, optional
         A folder of `scratch`, or one below it, that this one may have for itself.
+    cpus : str
+        The CPUs that it may run on itself, as systemd's ``CPUAffinity=`` has it; empty for all.
 
     Attributes
     ----------
@@ -86,15 +88,18 @@ class Containerd:
     log_path : Path
     """
 
-    def __init__(self, programs: Path, cdi_dir: Path, *, settings: str = "", folder: Path | None = None) -> None:
+    def __init__(
+        self, programs: Path, cdi_dir: Path, *, settings: str = "", folder: Path | None = None, cpus: str = ""
+    ) -> None:
         self._programs = programs
         self.folder = scratch.new_folder() if folder is None else folder
         self.socket = self.folder / "containerd.sock"
         self.nri_socket = self.folder / "nri" / "nri.sock"
         self.cgroup_parent = scratch.cgroup_parent(self.folder)
         self.log_path = self.folder / "containerd.log"
+        affinity = ("taskset", "--cpu-list", cpus) if cpus else ()
         self._program = Program(
-            (programs / "containerd", f"--config={self.folder / 'containerd.toml'}"),
+            (*affinity, programs / "containerd", f"--config={self.folder / 'containerd.toml'}"),
             self.log_path,
             self._serves,
             {

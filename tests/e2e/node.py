@@ -57,11 +57,11 @@ class Node:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, programs: Path, *, settings: str = "") -> AsyncIterator[Node]:
-        """Start everything but a driver, and leave nothing behind."""
+    async def open(cls, programs: Path, *, settings: str = "", cpus: str = "") -> AsyncIterator[Node]:
+        """Start everything but a driver, and leave nothing behind; see `Containerd` for the settings and CPUs."""
         async with (
             ClusterBox(sysfs_root=Path("/sys")) as box,
-            Containerd(programs, box.cdi_dir, settings=settings) as containerd,
+            Containerd(programs, box.cdi_dir, settings=settings, cpus=cpus) as containerd,
             Cri(containerd.socket, containerd.cgroup_parent) as cri,
         ):
             node = cls(box, containerd, cri)

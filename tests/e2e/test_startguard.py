@@ -11,9 +11,12 @@ import json
 import os
 import signal
 
+import pytest
+
 from driver.sandbox.machine import MachineShape, write_machine
+from e2e import kernel
 from e2e.cri import CriError
-from e2e.node import EVERYTHING
+from e2e.node import EVERYTHING, Node
 from fastcpu import CpuSet
 
 
@@ -158,3 +161,54 @@ async def test_guard_uninstalled(node):
     os.unlink(guard)
     container = await node.cri.create(pod, "main", cdi=devices)
     assert str(guard) in await node.why_not_started(container)
+
+
+def notes(node):
+    return os.listdir(node.box.kubelet.plugins_dir / "dra.cpu/guard-notes")
+
+
+def told(node):
+    return [line for line in node.driver.log.splitlines() if "started on fewer CPUs than" in line]
+
+
+@pytest.mark.parametrize("programs", ["current_containerd", "older_containerd"])
+async def test_runtime_with_a_narrower_affinity(request, programs):
+    async with Node.open(request.getfixturevalue(programs), cpus="0") as node:
+        await node.start_driver()
+        pod = await node.pod()
+        claim = node.add_claim("0-1", pod)
+        devices = await node.prepare(claim)
+        container = await node.cri.run(pod, "main", cdi=devices)
+        pid = await node.cri.pid(container)
+        assert kernel.cpuset(pid) == CpuSet([0, 1])
+        if kernel.allowed(pid) == CpuSet([0, 1]):
+            pytest.skip("this machine's runc, or its kernel, lets no container inherit the runtime's affinity")
+        assert kernel.allowed(pid) == CpuSet([0])
+        assert notes(node) == [container]
+        await node.wait_logged("started on fewer CPUs than its claims hold")
+        [line] = told(node)
+        assert f'container="container main of pod default/{pod.name}" id={container} cpus=0 claimed=0-1' in line
+        assert "level=WARNING" in line
+
+        await node.driver.kill9()
+        again = len(told(node))
+        await node.start_driver()
+        await node.until(lambda: is_told(node, living=1), "the new driver tells of it")
+        assert len(told(node)) == again + 1
+        await node.cri.end(pod)
+        await node.until(lambda: is_told(node, living=0), "it has ended")
+        assert await node.unprepare(claim) == ""
+
+
+async def is_told(node, *, living):
+    metrics = await node.metrics()
+    return (metrics["containers_on_fewer_cpus"], metrics["starts_on_fewer_cpus_total"]) == (living, 1)
+
+
+async def test_containers_on_all_of_their_cpus_are_not_noted(node):
+    await node.start_driver()
+    pod = await node.pod()
+    both = await node.cri.run(pod, "both", cdi=await node.prepare(node.add_claim("0-1", pod)))
+    assert await node.cpus(both) == "0-1"
+    assert notes(node) == []
+    assert told(node) == []

@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.sandbox.clusterbox import ClusterBox
 from driver.sandbox.driverprocess import DriverProcess
 
@@ -107,3 +108,59 @@ async def test_a_guard_that_does_not_work_is_told_and_the_driver_goes_on(driver)
     driver.program.rmdir()
     await driver.start()
     assert await driver.works()
+
+
+# Notes
+
+
+async def figures(node) -> tuple[float, float]:
+    metrics = await node.metrics()
+    return metrics["containers_on_fewer_cpus"], metrics["starts_on_fewer_cpus_total"]
+
+
+async def wait_figures(node, living: int, all_of_them: int) -> None:
+    async with asyncio.timeout(60):
+        while await figures(node) != (living, all_of_them):  # noqa: ASYNC110, the driver tells nobody
+            await asyncio.sleep(0.05)
+
+
+def told(process: DriverProcess, since: int = 0) -> list[dict[str, str]]:
+    lines = [json.loads(line) for line in process.log[since:].splitlines()]
+    return [line for line in lines if "started on fewer CPUs" in line["msg"]]
+
+
+async def test_a_container_that_the_guard_has_noted_is_told_after_each_start_of_the_driver(node):
+    process = await node.start(flags=["--start-guard"])
+    runtime = node.box.runtime
+    await runtime.run_pod(nri.PodSandbox(id="s", name="pod", namespace="default", uid="u"))
+    noted = await runtime.run_container("s", "noted")
+    await runtime.run_container("s", "other")
+    folder = node.plugin_dir / "guard-notes"
+    await node.until(folder.exists)
+    assert await figures(node) == (0, 0)
+    # As the guard does it.
+    (folder / f".{noted}").write_text("v1\t0\t0-1\n")
+    (folder / f".{noted}").rename(folder / noted)
+    await wait_figures(node, 1, 1)
+    [line] = told(process)
+    assert line["level"] == "WARNING"
+    assert line["container"] == "container noted of pod default/pod"
+    assert (line["id"], line["cpus"], line["claimed"]) == (noted, "0", "0-1")
+
+    await process.kill9()
+    begin = len(process.log)
+    process = await node.start(flags=["--start-guard"])
+    await wait_figures(node, 1, 1)
+    assert len(told(process, begin)) == 1
+    await runtime.remove_container(noted)
+    await wait_figures(node, 0, 1)
+    assert (folder / noted).exists()  # for a minute
+    assert len(told(process, begin)) == 1
+
+
+@pytest.mark.parametrize("flag", ["--start-guard=false", "--nri-socket="])
+async def test_without_the_guard_nobody_looks_for_notes(node, flag):
+    await node.start(flags=["--start-guard", flag])
+    await node.until(lambda: '"started"' in node.process.log)
+    assert not (node.plugin_dir / "guard-notes").exists()
+    assert await figures(node) == (0, 0)

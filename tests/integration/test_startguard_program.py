@@ -3,18 +3,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
+import shutil
+import signal
+import stat
 import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from driver.guardnotes import Note, parse_note
 from driver.startguard import shipped_program
 from fastcpu import CpuSet
 
@@ -429,10 +435,10 @@ def test_a_configuration_that_cannot_be_read_refuses(runtime):
     assert "Too many levels of symbolic links" in runtime.run()
 
 
-def command(runtime: Runtime, change: str) -> list[str]:
+def command(runtime: Runtime, change: str, cpulist: str = ONE) -> list[str]:
     """Return a command that changes its own process first, and then becomes the guard."""
     program = f"import os, signal, sys; {change}; os.execv(sys.argv[1], sys.argv[2:])"
-    return [sys.executable, "-IS", "-c", program, str(runtime.program), *runtime.arguments()]
+    return [sys.executable, "-IS", "-c", program, str(runtime.program), *runtime.arguments(cpulist)]
 
 
 def start(runtime: Runtime, change: str = "", **options: object) -> subprocess.CompletedProcess[bytes]:
@@ -487,3 +493,201 @@ def test_a_runtime_that_never_ends_the_state_is_refused_in_time(runtime):
     for stream in (guard.stdin, guard.stdout, guard.stderr):
         stream.close()
     assert "did not give the container's state within 5 s" in refusal_of(ended)
+
+
+# Notes
+
+
+@pytest.fixture
+def notes(runtime: Runtime, tmp_path: Path) -> Path:
+    """The folder for notes, beside a copy of the program that is run from now on."""
+    (tmp_path / "plugin").mkdir()
+    runtime.program = Path(shutil.copy(runtime.program, tmp_path / "plugin" / "start-guard"))
+    folder = tmp_path / "plugin" / "guard-notes"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def start_on_fewer(runtime: Runtime, identity: object = "c", cpulist: str = "0-8191") -> None:
+    """Let a container start on our first CPU although its claim has more."""
+    config = runtime.config(runtime.hook(cpulist))
+    assert runtime.run(config, state=runtime.state(id=identity), arguments=runtime.arguments(cpulist)) == ""
+
+
+def test_a_container_on_fewer_cpus_than_its_claim_has_is_noted(runtime, notes):
+    start_on_fewer(runtime, "9f86d081884c7d65" * 4)
+    (note,) = notes.iterdir()
+    assert note.name == "9f86d081884c7d65" * 4
+    assert note.read_bytes() == f"v1\t{ONE}\t0-8191\n".encode()
+    assert stat.S_IMODE(note.stat().st_mode) == 0o600
+    assert parse_note(note.read_bytes()) == Note(ONE, "0-8191")
+
+
+def test_other_containers_are_not_noted(runtime, notes):
+    assert runtime.run(runtime.config(runtime.hook())) == ""
+    assert runtime.run(runtime.config(runtime.hook(NOT_OURS)), arguments=runtime.arguments(NOT_OURS)) != ""
+    assert list(notes.iterdir()) == []
+
+
+def test_the_hooks_of_several_claims_leave_one_note(runtime, notes):
+    config = runtime.config(runtime.hook(ONE), runtime.hook("8000-8191", OTHER_UID))
+    assert runtime.run(config, arguments=runtime.arguments(ONE)) == ""
+    (note,) = notes.iterdir()
+    inode = note.stat().st_ino
+    assert runtime.run(config, arguments=runtime.arguments("8000-8191", OTHER_UID)) == ""
+    assert [(each.name, each.stat().st_ino) for each in notes.iterdir()] == [("c", inode)]
+    assert note.read_bytes() == f"v1\t{ONE}\t{ONE},8000-8191\n".encode()
+
+
+@pytest.mark.parametrize("count", [1, 20, 100, 4000])
+def test_notes_stay_short_and_the_driver_reads_them(runtime, notes, count):
+    cpus = CpuSet(range(CPUS[0] + 1, 8192, 8192 // count)) | CpuSet([CPUS[0]])
+    start_on_fewer(runtime, cpulist=str(cpus))
+    content = (notes / "c").read_bytes()
+    assert len(content) < 400
+    note = parse_note(content)
+    assert note.used == ONE
+    assert str(cpus).startswith(note.claimed.partition(",...")[0])
+    assert note.claimed in (str(cpus), f"{note.claimed.partition(',...')[0]},... ({len(cpus)} CPUs)")
+
+
+@pytest.mark.parametrize("identity", ["a", "0", "A.b_c-1", "x" * 128, "a.."])
+def test_what_runtimes_may_call_containers_names_a_note(runtime, notes, identity):
+    start_on_fewer(runtime, identity)
+    assert [each.name for each in notes.iterdir()] == [identity]
+
+
+HOSTILE = [
+    *("", ".", "..", "../c", "a/b", "/c", ".c", "-c", "_c", "a b", "a\n", "a\0", "a\0b", "ä", "a:b", "%s%n"),
+    *("x" * 129, "x" * 100_000, 7, -1, 1.5, True, None, ["c"], {"c": "c"}),
+]
+
+
+@pytest.mark.parametrize("identity", HOSTILE, ids=lambda identity: repr(identity)[:20])
+def test_what_is_no_file_name_starts_without_a_note(runtime, notes, tmp_path, identity):
+    before = sorted(tmp_path.rglob("*"))
+    start_on_fewer(runtime, identity)
+    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == [runtime.bundle / "config.json"]
+
+
+@pytest.mark.parametrize("members", ["", '"id": "c", "id": "d",', '"ID": "c",'])
+def test_a_state_without_one_id_starts_without_a_note(runtime, notes, members):
+    state = f'{{{members} "pid": {runtime.process.pid}, "bundle": {json.dumps(str(runtime.bundle))}}}'
+    config = runtime.config(runtime.hook("0-8191"))
+    assert runtime.run(config, state=state, arguments=runtime.arguments("0-8191")) == ""
+    assert list(notes.iterdir()) == []
+
+
+@pytest.mark.parametrize("obstacle", ["nothing", "a file", "a link", "a dangling link", "a fifo"])
+def test_without_its_folder_it_leaves_no_note(runtime, notes, tmp_path, obstacle):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    notes.rmdir()
+    if obstacle == "a file":
+        notes.touch()
+    elif obstacle == "a fifo":
+        os.mkfifo(notes)
+    elif obstacle != "nothing":
+        notes.symlink_to(elsewhere if obstacle == "a link" else tmp_path / "nowhere")
+    before = sorted(tmp_path.rglob("*"))
+    start_on_fewer(runtime)
+    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == [runtime.bundle / "config.json"]
+
+
+@pytest.mark.parametrize("name", ["c", ".c"])
+@pytest.mark.parametrize("obstacle", ["file", "folder", "link", "fifo"])
+def test_what_stands_in_a_note_s_place_stays(runtime, notes, tmp_path, name, obstacle):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("x")
+    path = notes / name
+    make = {"file": path.touch, "folder": path.mkdir, "link": lambda: path.symlink_to(elsewhere)}
+    make.get(obstacle, lambda: os.mkfifo(path))()
+    before = path.lstat()
+    start_on_fewer(runtime)
+    assert [each.name for each in notes.iterdir()] == [name]
+    assert path.lstat() == before
+    assert elsewhere.read_text() == "x"
+
+
+def test_a_full_folder_keeps_the_first_notes(runtime, notes):
+    for number in range(999):
+        (notes / f"old-{number}").touch()
+    start_on_fewer(runtime, "last")
+    assert (notes / "last").exists()
+    start_on_fewer(runtime, "late")
+    assert len(list(notes.iterdir())) == 1000
+    assert not (notes / "late").exists()
+
+
+def test_a_disk_that_takes_nothing_stops_no_container(runtime, notes):
+    runtime.write(runtime.config(runtime.hook("0-8191")))
+    # Python ignores the signal, and so would the guard.
+    change = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)"
+    )
+    ended = subprocess.run(
+        command(runtime, change, "0-8191"),
+        input=json.dumps(runtime.state()).encode(),
+        capture_output=True,
+        env={},
+        timeout=20,
+        check=False,
+    )
+    assert refusal_of(ended) == ""
+    assert list(notes.iterdir()) == []
+
+
+def test_a_read_only_file_system_stops_no_container(runtime, notes):
+    """The real thing, in a mount namespace of its own, where that may be made."""
+    runtime.write(runtime.config(runtime.hook("0-8191")))
+    mount = 'mount -t tmpfs -o ro none "$1" || exit 77; shift; exec -a dracpu-start-guard "$@"'
+    arguments = ["unshare", "--mount", "bash", "-c", mount, "bash", str(notes), str(runtime.program)]
+    ended = subprocess.run(
+        [*arguments, *runtime.arguments("0-8191")[1:]],
+        input=json.dumps(runtime.state()).encode(),
+        capture_output=True,
+        timeout=20,
+        check=False,
+    )
+    if ended.returncode == 77 or b"unshare" in ended.stderr:
+        pytest.skip("a mount namespace needs root")
+    assert refusal_of(ended) == ""
+
+
+# What debuggers ask of the kernel, to stop a program at each system call.
+TRACE_ME, NEXT_SYSCALL = 0, 24
+
+
+def test_time_that_is_up_while_it_notes_stops_no_container(runtime, notes):
+    """Its own alarm comes just when it has opened the folder."""
+    runtime.write(runtime.config(runtime.hook("0-8191")))
+    ptrace = ctypes.CDLL(None).ptrace
+    ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    change = f"import ctypes; ctypes.CDLL(None).ptrace({TRACE_ME}, 0, None, None)"
+    guard = subprocess.Popen(command(runtime, change, "0-8191"), stdin=subprocess.PIPE, env={})
+    guard.stdin.write(json.dumps(runtime.state()).encode())
+    guard.stdin.close()
+    number = 0
+    _, status = os.waitpid(guard.pid, 0)
+    while os.WIFSTOPPED(status):
+        stopped_by = os.WSTOPSIG(status)
+        if number == 0 and stopped_by == signal.SIGTRAP and opened(guard.pid, notes):
+            number = signal.SIGALRM
+            os.kill(guard.pid, number)
+        deliver = stopped_by if stopped_by != signal.SIGTRAP else 0
+        assert ptrace(NEXT_SYSCALL, guard.pid, None, deliver) == 0
+        _, status = os.waitpid(guard.pid, 0)
+    guard.returncode = os.waitstatus_to_exitcode(status)
+    assert number == signal.SIGALRM
+    assert guard.returncode == 0
+    assert not (notes / "c").exists()
+
+
+def opened(pid: int, path: Path) -> bool:
+    """Tell whether a process has a file open."""
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(OSError):
+            if os.path.samefile(f"/proc/{pid}/fd/{descriptor}", path):
+                return True
+    return False

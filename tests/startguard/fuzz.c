@@ -11,6 +11,7 @@
 
 #include "cpus.h"
 #include "documents.h"
+#include "notes.h"
 #include "third_party/yyjson/yyjson.h"
 
 #define PATH "/var/lib/kubelet/plugins/dra.cpu/start-guard"
@@ -24,6 +25,7 @@ static const struct hook own = {.path = PATH, .arguments = own_arguments};
 static const char *const states[] = {
     "{\"ociVersion\":\"1.2.0\",\"id\":\"c\",\"status\":\"creating\",\"pid\":4711,\"bundle\":\"/run/b\",\"annotations\":{\"a\":\"b\"}}",
     "{\"pid\":1,\"bundle\":\"/\"}",
+    "{\"pid\":7,\"bundle\":\"/b\",\"id\":\"9f86d081884c7d65-A._\\u002e\"}",
     "{\"pid\":2147483647,\"bundle\":\"/\\u0061\\\"\\\\\\/\\ud83d\\ude00\",\"x\":[1e9,-0.5,true,null,{}]}",
 };
 static const char *const configs[] = {
@@ -35,7 +37,7 @@ static const char *const configs[] = {
 static const char *const lists[] = {"0", "0-3,8", "65535", "1-2,4-5,7-65535", "0,2,4,6,8,10,12,14,16,18,20-8191"};
 // Pieces that mean something to a reader of JSON, of hooks or of lists.
 static const char *const pieces[] = {
-    "{", "}", "[", "]", ",", ":", "\"", "\\", "\\u0000", "\\ud800", "\\u", "null", "true", "1e999", "-", "-0", ".", "0", "99999999999",
+    "\"id\":", "/", "..", "../", "{", "}", "[", "]", ",", ":", "\"", "\\", "\\u0000", "\\ud800", "\\u", "null", "true", "1e999", "-", "-0", ".", "0", "99999999999",
     "\"pid\":", "\"bundle\":", "\"hooks\":", "\"createRuntime\":", "\"path\":", "\"args\":", "\"" PATH "\"", "dracpu-start-guard",
     "v1", "v2", "65536", "0-65535", "\n", " ", "\xff", "\xf0\x9f\x98\x80", "\xed\xa0\x80", OWN, "[[[[[[[[[[[[[[[[", "{\"a\":{\"a\":",
 };
@@ -126,6 +128,9 @@ static void try_state(const char *text, size_t length)
     if (read_state(document, length, state, &refusal)) {
         must(state->pid > 0, "a pid that is none", text, length);
         must(state->bundle[0] == '/' && memchr(state->bundle, 0, sizeof state->bundle), "no path", text, length);
+        size_t named = strnlen(state->id, sizeof state->id);
+        must(named == 0 || (is_note_name(state->id, named) && memchr(state->id, '/', named) == NULL && state->id[0] != '.'),
+             "no file name", text, length);
     } else {
         must_be_a_reason(&refusal, text, length);
     }
@@ -150,6 +155,15 @@ static bool try_config(const char *text, size_t length)
     return good;
 }
 
+static void try_note(const struct cpus *used, const struct cpus *allowed, const char *text, size_t length)
+{
+    char *note = malloc(NOTE_SIZE);
+    size_t size = format_note(used, allowed, note);
+    must(size == strnlen(note, NOTE_SIZE) && size < NOTE_SIZE, "a note without an end", text, length);
+    must(memchr(note, '\n', size) == note + size - 1, "a note of another number of lines", text, length);
+    free(note);
+}
+
 static bool try_list(const char *text, size_t length)
 {
     struct cpus *cpus = calloc(1, sizeof *cpus);
@@ -163,6 +177,7 @@ static bool try_list(const char *text, size_t length)
     good = cpus_add_list(cpus, exact, length);
     cpus_format(cpus, canonical);
     must(strnlen(canonical, sizeof canonical) < sizeof canonical, "a list without an end", text, length);
+    try_note(cpus, cpus, text, length);
     if (good) {
         must(!cpus_are_none(cpus), "a list of no CPUs", text, length);
         if (strstr(canonical, "...") == NULL) {

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from driver import attributes, health, introspect, settings
+from driver import attributes, guardnotes, health, introspect, settings
 from driver.claims import decode_claim
 from driver.cli import main
 from driver.commandline import parse_command_line
@@ -151,6 +151,7 @@ def test_the_files_are_where_the_table_says() -> None:
         folder / "claims",
         folder / "instance.lock",
         folder / "start-guard",
+        folder / guardnotes.FOLDER,
         folder / "dra-device-metadata",
         config.registration_socket,
         config.cdi_dir,

@@ -172,6 +172,13 @@ async def test_it_is_put_in_place_and_tried(guard, plugin_dir, health, registry)
     assert stat.S_IMODE((plugin_dir / "start-guard").stat().st_mode) == 0o755
 
 
+async def test_trying_it_leaves_no_note(guard, plugin_dir, health):
+    (plugin_dir / "guard-notes").mkdir(parents=True)
+    await guard.put_in_place()
+    assert health.ready
+    assert names(plugin_dir / "guard-notes") == []
+
+
 async def test_it_is_tried_on_the_largest_machine_too(guard, health, monkeypatch):
     everywhere = set(range(8192))
     monkeypatch.setattr("os.sched_getaffinity", lambda process: everywhere)
