@@ -24,6 +24,7 @@ class Plugin:
 
     def __init__(self):
         self.calls = []
+        self.parts = [], []
         self.running = 0
         self.proceed = asyncio.Event()
         self.runtime = None
@@ -50,8 +51,14 @@ class Plugin:
         self.reason = reason
         self.note("disconnected")
 
+    def synchronize_part(self, pods, containers):
+        self.parts[0].extend(each.id for each in pods)
+        self.parts[1].extend(each.id for each in containers)
+
     async def synchronize(self, pods, containers):
-        self.note("synchronize", [each.id for each in pods], [each.id for each in containers])
+        self.synchronize_part(pods, containers)
+        self.note("synchronize", *self.parts)
+        self.parts = [], []
         return self.updates
 
     def synchronized(self):

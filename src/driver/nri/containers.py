@@ -93,6 +93,12 @@ class Container:
         Why the last push failed; empty if it did not.
     failures : int
         How many pushes have failed since the last that did not.
+    unread : bool
+        Whether there was no time yet to find out what it is. It stays where it is until then.
+    suspect : bool
+        Whether it says of itself that it has a claim, and that is not so, or not known.
+    beside : frozenset of ClaimUID
+        The claims on whose CPUs, or some of them, it was when the driver came to know of it.
     """
 
     id: str
@@ -105,6 +111,9 @@ class Container:
     verified: bool = True
     fault: str = ""
     failures: int = 0
+    unread: bool = False
+    suspect: bool = False
+    beside: frozenset[ClaimUID] = frozenset()
     _doubts: list[tuple[CpuSet, float]] = field(default_factory=list)
     _on_the_way: CpuSet = field(default_factory=CpuSet)
     _created_with: CpuSet = field(default_factory=CpuSet)
@@ -342,6 +351,7 @@ class Containers:
     def __init__(self) -> None:
         self._by_id: dict[str, Container] = {}
         self._users: dict[ClaimUID, dict[str, Container]] = {}
+        self._beside: dict[str, Container] = {}
         self._shared: int = 0
 
     def __len__(self) -> int:
@@ -365,12 +375,22 @@ class Containers:
         self._by_id[container.id] = container
         for uid in container.claims:
             self._users.setdefault(uid, {})[container.id] = container
+        if container.beside:
+            self._beside[container.id] = container
         self._shared += not container.claims
+
+    def assign(self, container: Container, claims: frozenset[ClaimUID], exclusive: CpuSet) -> None:
+        """Add a container, or let one that is known have other claims than before."""
+        self.remove(container.id)
+        container.claims = claims
+        container.exclusive = exclusive
+        self.add(container)
 
     def remove(self, identity: str) -> Container | None:
         """Forget a container, and return it; what is not known any more is no error."""
         container = self._by_id.pop(identity, None)
         if container is not None:
+            self._beside.pop(identity, None)
             self._shared -= not container.claims
             for uid in container.claims:
                 users = self._users[uid]
@@ -383,6 +403,7 @@ class Containers:
         """Forget all, and take these instead."""
         self._by_id.clear()
         self._users.clear()
+        self._beside.clear()
         self._shared = 0
         for container in containers:
             self.add(container)
@@ -394,3 +415,9 @@ class Containers:
     def users(self, uid: ClaimUID) -> tuple[Container, ...]:
         """Return the containers that have a claim's CPUs for themselves: those of one pod, its owner."""
         return tuple(self._users.get(uid, {}).values())
+
+    def beside(self, uid: ClaimUID) -> Iterator[Container]:
+        """Yield the containers that the driver has found on a claim's CPUs, and that do not use the claim."""
+        for container in self._beside.values():
+            if uid in container.beside and uid not in container.claims:
+                yield container

@@ -81,6 +81,11 @@ class Enforcement:
         """All CPUs of the node that are known to be online."""
         return self._ledger.pool.online
 
+    @property
+    def n_cpus(self) -> int:
+        """How many CPUs the machine has room for; no CPU of its own has this number or a higher one."""
+        return 64 * self._ledger.pool.n_words
+
     def now(self) -> float:
         """Return the present time in seconds."""
         return self._clock()
@@ -171,6 +176,10 @@ class Enforcement:
             or self.reservations.reserved_for(uid, pod_uid, marked=marked)
         )
 
+    def is_proven(self, uid: ClaimUID, pod_uid: str) -> bool:
+        """Tell whether a claim's own list, or a mark, has shown that it is reserved for a pod, or for a group of them."""
+        return self.reservations.is_proven(uid, pod_uid)
+
     # What preparing claims asks
 
     @property
@@ -218,7 +227,7 @@ class Enforcement:
             del self.needed[record.uid]
 
     async def unused(self, uid: ClaimUID, deadline: float) -> None:
-        """Wait until no container lives that uses a claim; see `driver.runtime.Runtime`."""
+        """Wait until no container lives that uses a claim, or may; see `driver.runtime.Runtime`."""
         while True:
             changed = self._changed
             for user in self.containers.users(uid):
@@ -226,13 +235,17 @@ class Enforcement:
                 if user.was_never_started(self.now()):
                     self.containers.remove(user.id)
             users = self.containers.users(uid)
-            if self.known and not users:
+            others = () if users else self._on_its_cpus(uid)
+            if self.known and not users and not others:
                 return
             if self._closing or not await _happens(changed, deadline):
+                if not self.known:
+                    raise RuntimePendingError(f"whether a container uses the claim is not known: {self._why_unknown()}")
+                if users:
+                    raise RuntimePendingError(f"the claim's CPUs are in use: {_named(users)} has not ended")
                 raise RuntimePendingError(
-                    f"the claim's CPUs are in use: {_named(users)} has not ended"
-                    if self.known
-                    else f"whether a container uses the claim is not known: {self._why_unknown()}"
+                    f"the claim's CPUs may be in use: {_named(others, why=True)} was found on them, and has not ended "
+                    "or been moved away yet"
                 )
 
     @contextmanager
@@ -257,6 +270,22 @@ class Enforcement:
         self.pool.set_aside(record.uid, record.cpus, self.now())
 
     # The parts
+
+    def _on_its_cpus(self, uid: ClaimUID) -> tuple[Container, ...]:
+        """Return the containers on a claim's CPUs of which nobody knows that they do not use it.
+
+        One that says nothing of claims, and that can go nowhere while they hold what they do, only gains by a release.
+        """
+        record = self._ledger.get(uid)
+        if record is None:
+            return ()
+        pool = self.pool.current(self.now())
+        return tuple(
+            container
+            for container in self.containers.beside(uid)
+            if not (container.may_have - container.exclusive).isdisjoint(record.cpus)
+            and (container.unread or container.suspect or self.pool.wanted(container, pool))
+        )
 
     def _obstacle(self, record: Record) -> Container | None:
         return next((container for container in self.containers if self._stands_in_the_way(container, record)), None)

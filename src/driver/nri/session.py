@@ -39,8 +39,6 @@ NRI_VERSION: Final = "v0.12.3"
 _REQUEST_TIMEOUT_S: Final = 2.0  # of a runtime that does not say
 _SHORTEST_REQUEST_TIMEOUT_S: Final = 0.01
 _LONGEST_REQUEST_TIMEOUT_S: Final = 3600.0
-# Each has at most 4 MiB. A runtime with NRI 0.12 whose pods are too few to be halved sends empty ones without end.
-_MOST_PARTS: Final = 64
 
 _CONTAINER_RPCS: Final = {
     "PostCreateContainer": nri.POST_CREATE_CONTAINER,
@@ -73,10 +71,19 @@ class NriPlugin(Protocol):
     def disconnected(self, reason: str) -> None:
         """Take note of the end of the connection; called once after `connected`, when no coroutine runs any more."""
 
+    def synchronize_part(self, pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]) -> None:
+        """Take some of the pods and containers that exist, of which nothing must be kept but what is needed.
+
+        Raises
+        ------
+        NriError
+            If all together are too much. The connection ends then.
+        """
+
     async def synchronize(
         self, pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]
     ) -> Sequence[nri.ContainerUpdate]:
-        """Take all pods and containers that exist, and return what has to be changed."""
+        """Take the rest of the pods and containers that exist, and return what has to be changed."""
 
     def synchronized(self) -> None:
         """Take note that the runtime has the answer of `synchronize`: updates may be pushed from now on."""
@@ -185,9 +192,8 @@ class Session:
         )
         self._runtime: Runtime | None = None
         self._mask = 0
-        self._pods: list[nri.PodSandbox] = []
-        self._containers: list[nri.Container] = []
-        self._parts = 0
+        # How many parts, pods and containers have been told.
+        self._told = (0, 0, 0)
         self._events_accepted = False
         self._complete = False
 
@@ -329,20 +335,17 @@ class Session:
 
     async def _synchronize(self, request: nri.SynchronizeRequest) -> nri.SynchronizeResponse:
         self._events_accepted = True
-        self._parts += 1
-        if self._parts > _MOST_PARTS:
-            raise NriError(Code.RESOURCE_EXHAUSTED, f"pods and containers come in more than {_MOST_PARTS} parts")
-        self._pods += request.pods
-        self._containers += request.containers
+        parts, pods, containers = self._told
+        self._told = parts + 1, pods + len(request.pods), containers + len(request.containers)
         if request.more:
+            self._plugin.synchronize_part(request.pods, request.containers)
             return nri.SynchronizeResponse(more=True)
-        pods, containers, parts = self._pods, self._containers, self._parts
-        self._pods, self._containers, self._parts = [], [], 0
-        updates = await self._plugin.synchronize(pods, containers)
+        (parts, pods, containers), self._told = self._told, (0, 0, 0)
+        updates = await self._plugin.synchronize(request.pods, request.containers)
         self._complete = True
         _log.info(
             "synchronised with the runtime",
-            extra=fields(pods=len(pods), containers=len(containers), parts=parts, updates=len(updates)),
+            extra=fields(pods=pods, containers=containers, parts=parts, updates=len(updates)),
         )
         return nri.SynchronizeResponse(update=updates)
 

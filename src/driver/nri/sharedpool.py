@@ -83,6 +83,8 @@ class SharedPool:
         current : CpuSet
             What `current` has returned.
         """
+        if container.unread:
+            return CpuSet()
         if container.claims and self.is_usable(container.exclusive):
             return container.exclusive
         return CpuSet() if self.leaves_alone else current
