@@ -164,7 +164,7 @@ def longest_list(n_cpus: int, limit: int) -> int:
 
 
 def read_evidence(
-    entries: Sequence[Entry],
+    entries: Iterable[Entry],
     cdi_devices: Sequence[str],
     guards: Iterable[tuple[ClaimUID, str]],
     held: HeldClaims,
@@ -175,8 +175,9 @@ def read_evidence(
 
     Parameters
     ----------
-    entries : sequence of Entry
-        The entries of the environment that begin with ``DRA_CPUSET_``.
+    entries : iterable of Entry
+        The entries of the environment that begin with ``DRA_CPUSET_``; no more are taken than count, and it may raise
+        `ClaimError`.
     cdi_devices : sequence of str
         The CDI devices of our kind, by full id.
     guards : iterable of (ClaimUID, str)
@@ -194,8 +195,9 @@ def read_evidence(
         if not fault:
             allowed = _allowed(guards, held)
             devices = frozenset(_claim_of(device, held) for device in cdi_devices)
-            values = _values(entries, held)
-            _check_complete(devices.union(allowed), values)
+            marked = devices.union(allowed)
+            values = _values(entries, marked, held)
+            _check_complete(marked, values)
             variables = _variables(values, held)
     except _OverrideError as error:
         fault, override = str(error), True
@@ -249,14 +251,14 @@ def _allowed(guards: Iterable[tuple[ClaimUID, str]], held: HeldClaims) -> dict[C
     return allowed
 
 
-def _values(entries: Sequence[Entry], held: HeldClaims) -> dict[ClaimUID, Entry]:
-    """Return the value of each claim's variable."""
-    if len(entries) > MOST_VARIABLES:
-        raise ClaimError(
-            f"it has more than {MOST_VARIABLES} {CPUSET_VARIABLE_PREFIX} variables; expected at most {MOST_VARIABLES}"
-        )
+def _values(entries: Iterable[Entry], marked: frozenset[ClaimUID], held: HeldClaims) -> dict[ClaimUID, Entry]:
+    """Return the value of each claim's variable, up to one that decides about all."""
     values: dict[ClaimUID, Entry] = {}
     for entry in entries:
+        if len(values) == MOST_VARIABLES:
+            raise ClaimError(
+                f"it has more than {MOST_VARIABLES} {CPUSET_VARIABLE_PREFIX} variables; expected none, or a few"
+            )
         name, equals, value = entry.text.partition("=")
         try:
             uid = claim_uid(name[len(CPUSET_VARIABLE_PREFIX) :])
@@ -273,6 +275,8 @@ def _values(entries: Sequence[Entry], held: HeldClaims) -> dict[ClaimUID, Entry]
                 "come with a claim"
             )
         values[_known(uid, held)] = Entry(value, entry.length - len(name) - 1)
+        if not marked and uid not in held.records:
+            break
     return values
 
 

@@ -15,7 +15,7 @@ from driver.names import CDI_KIND, CPUSET_VARIABLE_PREFIX
 from driver.nri.containers import Phase, Pod
 from driver.nri.decisions import Request
 from driver.nri.environment import claim_entries
-from driver.nri.evidence import MOST_VARIABLES, NO_EVIDENCE, Entry, Evidence, longest_list, read_evidence
+from driver.nri.evidence import NO_EVIDENCE, Evidence, longest_list, read_evidence
 from driver.startguard import FILE_NAME, hook_claims
 from fastcpu import CpuSet
 from fastcpu.errors import CpuListError
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 _CDI_PREFIX: Final = f"{CDI_KIND}="
 _CDI_SIGN: Final = _CDI_PREFIX.encode()
+_VARIABLE_SIGN: Final = CPUSET_VARIABLE_PREFIX.encode()
 _HOOK_SIGN: Final = FILE_NAME.encode()
 _LONGEST_NAME: Final = 253
 _MOST_CDI_DEVICES: Final = 1024
-_FEW_VARIABLES: Final = 1024
 # A list of CPUs may have strides, each of which costs as much as a whole row of words; no runtime writes any.
 _MOST_STRIDES: Final = 16
 
@@ -57,15 +57,10 @@ def read_request(pod: Pod, container: nri.Container, held: HeldClaims) -> Reques
 def container_evidence(container: nri.Container, held: HeldClaims) -> Evidence:
     """Read what about a container speaks of claims: its environment, its CDI devices and its hooks."""
     raw = container.SerializeToString()
-    entries, is_all = claim_entries(raw, held.longest_entry)
-    if not is_all and len(container.env) <= _FEW_VARIABLES:
-        # Such as one that has a document about this driver in a variable.
-        named = [entry for entry in container.env if entry.startswith(CPUSET_VARIABLE_PREFIX)]
-        entries, is_all = [Entry(entry[: held.longest_entry], len(entry)) for entry in named], True
     # Few containers have either, and a look at all bytes is cheaper than one at each.
     has_devices = bool(container.CDI_devices) and _CDI_SIGN in raw
     has_hooks = bool(container.hooks.create_runtime) and _HOOK_SIGN in raw
-    if not (entries or has_devices or has_hooks) and is_all:
+    if not (has_devices or has_hooks or _VARIABLE_SIGN in raw):
         return NO_EVIDENCE
     devices: list[str] = []
     hooks: tuple[tuple[ClaimUID, str], ...] = ()
@@ -75,10 +70,9 @@ def container_evidence(container: nri.Container, held: HeldClaims) -> Evidence:
             hooks = hook_claims(container.hooks.create_runtime)
         if has_devices:
             devices = _cdi_devices(container)
-        if not is_all:
-            fault = f"it speaks of more than {MOST_VARIABLES} {CPUSET_VARIABLE_PREFIX} variables; expected none, or a few"
     except ClaimError as error:
         fault = str(error)
+    entries = claim_entries(raw, container.env, held.longest_entry)
     return read_evidence(entries, devices, hooks, held, fault=fault)
 
 
