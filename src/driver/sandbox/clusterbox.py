@@ -25,6 +25,7 @@ from driver.sandbox.guardmodel import run_guard_hooks
 from driver.sandbox.kinds import DEVICE_CLASSES, NODES, RESOURCE_SLICES
 from driver.sandbox.kubelet import Kubelet
 from driver.sandbox.machine import MachineShape, write_machine
+from driver.sandbox.nriplugin import RuntimeTraits
 from driver.sandbox.plugins import KubeletError, Plugin
 from driver.sandbox.ports import reserved_port
 from driver.sandbox.runtime import ContainerRuntime
@@ -34,6 +35,7 @@ from fastcpu.sysfs import read_topology
 # What of a socket's path comes after the box's folder, with room to spare.
 _PATH_RESERVE: Final = 60
 _SHOWN_LOG_LINES: Final = 20
+_DEFAULT_TRAITS: Final = RuntimeTraits()
 
 
 class ClusterBox:
@@ -49,6 +51,8 @@ class ClusterBox:
         The shape of the generated machine.
     gates : collection of str
         Feature gates of the API server.
+    traits : RuntimeTraits
+        What the container runtime says of itself, and what it demands of the driver.
     wipe_after_s : float
         How long a driver may be without a connection before the kubelet deletes its slices.
     say : callable, optional
@@ -74,6 +78,7 @@ class ClusterBox:
         sysfs_root: Path | None = None,
         shape: MachineShape | None = None,
         gates: Collection[str] = (),
+        traits: RuntimeTraits = _DEFAULT_TRAITS,
         wipe_after_s: float = 30.0,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -87,6 +92,7 @@ class ClusterBox:
         self.kubeconfig = self.folder / "kubeconfig"
         self.sysfs_root = self.folder / "sys" if sysfs_root is None else sysfs_root
         self._say = say
+        self._traits = traits
         self._generated = shape if sysfs_root is not None or shape is not None else MachineShape()
         self.runtime: ContainerRuntime
         self.published_at = 0.0
@@ -107,6 +113,7 @@ class ClusterBox:
             await stack.enter_async_context(self.kubelet)
             self.runtime = ContainerRuntime(
                 self.folder / "nri" / "nri.sock",
+                traits=self._traits,
                 online=read_topology(self.sysfs_root).online,
                 inject=CdiDevices(self.cdi_dir).inject,
                 run_hooks=run_guard_hooks,
