@@ -102,6 +102,8 @@ class NriPlugin:
         The mask of the events to which it has subscribed.
     connected : bool
         Whether it is still connected.
+    slowest_s : float
+        The longest that it took for an answer, in seconds; whoever measures sets it to 0 before.
     parts : int
         In how many parts it was told what exists.
     synchronize_s : float
@@ -139,6 +141,7 @@ class NriPlugin:
         self.registration = nri.RegisterPluginRequest()
         self.events = 0
         self.connected = True
+        self.slowest_s = 0.0
         self.parts = 0
         self.synchronize_s = 0.0
 
@@ -194,6 +197,7 @@ class NriPlugin:
             With the error that it answered.
         """
         timeout_s = self._traits.request_timeout_s
+        started = time.perf_counter()
         try:
             # The client itself waits longer: an answer that says DEADLINE_EXCEEDED is not the same as none.
             async with asyncio.timeout(timeout_s):
@@ -205,6 +209,8 @@ class NriPlugin:
             if self.connected:
                 raise
             raise PluginGoneError("ttrpc: closed") from error
+        finally:
+            self.slowest_s = max(self.slowest_s, time.perf_counter() - started)
 
     async def configure(self) -> None:
         """Configure the plugin, and learn its events.
