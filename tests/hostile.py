@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers as somebody hostile writes them: what of a message comes from a pod's author, or from another CDI spec's."""
+"""Containers as somebody hostile writes them: a pod's author, or that of another CDI spec."""
 
 from __future__ import annotations
 

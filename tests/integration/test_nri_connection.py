@@ -14,6 +14,7 @@ from driver.errors import ConfigError
 from driver.health import Health
 from driver.nri.connection import NriConnection, NriError, Refusal, Timing
 from driver.nri.errors import Code
+from driver.retries import delays
 from nri_runtime import NriRuntime, RefusedError
 
 FAST = {"first_retry_s": 0.01, "longest_retry_s": 0.05}
@@ -464,6 +465,25 @@ class TestReconnecting:
         assert plugin.reason.endswith("KeyError: 'forgotten'")
         plugin.synchronize = Plugin.synchronize.__get__(plugin)
         assert (await runtime.synchronized()).events == 0x27DA
+
+    async def test_a_synchronisation_that_fails_late_each_time_is_tried_ever_more_seldom(
+        self, connect, runtime, plugin, until, monkeypatch
+    ):
+        begun = []
+
+        def counted(*range_s):
+            begun.append(range_s)
+            return delays(*range_s)
+
+        async def fail_late(*_):
+            await asyncio.sleep(0.05)
+            raise NriError(Code.RESOURCE_EXHAUSTED, "too much")
+
+        monkeypatch.setattr("driver.nri.connection.delays", counted)
+        plugin.synchronize = fail_late
+        connect(Timing(first_retry_s=0.01, longest_retry_s=0.02))
+        await until(lambda: plugin.calls.count(("disconnected",)) >= 4)
+        assert len(begun) == 1
 
     async def test_a_driver_that_stops_says_so_to_the_plugin(
         self, connect, runtime, plugin, short_tmp, health, metrics

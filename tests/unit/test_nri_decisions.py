@@ -126,7 +126,11 @@ def test_several_claims_are_united(claims):
         (request("DRA_CPUSET_../x=1"), "malformed", "claim UID '../x' is malformed"),
         (request(f"DRA_CPUSET_{'u' * 99999}=1"), "malformed", "is malformed"),
         (request("DRA_CPUSET_\n=1"), "malformed", "is malformed"),
-        (request(*(f"DRA_CPUSET_{n}=1" for n in range(999))), "unknown", "DRA_CPUSET_0 is set, but no claim of that UID"),
+        (
+            request(*(f"DRA_CPUSET_{n}=1" for n in range(999))),
+            "unknown",
+            "DRA_CPUSET_0 is set, but no claim of that UID",
+        ),
         (request(*(f"DRA_CPUSET_{n}=1" for n in range(999)), cdi="a"), "malformed", "it has more than 256 DRA_CPUSET_"),
         (request("DRA_CPUSET_a=2-5", "DRA_CPUSET_a=2-5", cdi="a"), "override", "DRA_CPUSET_a is set more than once"),
         (request("DRA_CPUSET_a=2-5", "DRA_CPUSET_a=8", cdi="a"), "override", "DRA_CPUSET_a is set more than once"),

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 import hostile
 from driver.apis import nri_v1alpha1_pb2 as nri
@@ -25,7 +27,6 @@ from driver.nri.reservations import Reservations
 from driver.nri.sharedpool import SharedPool
 from fastcpu import CpuSet
 from fastcpu.pool import CpuPool
-from prometheus_client import CollectorRegistry
 from records import make_record
 
 UID = "0c5a1cb4-6c6e-4c0e-9f0c-5d1c7f3f9a11"
@@ -93,12 +94,10 @@ ATTACKS = [
 async def test_hostile_text_is_not_parsed(plugin, parsed, attack):
     pod = nri.PodSandbox(id="s", uid="u", name="p", namespace="n")
     container = attack.container("1", "s")
-    with pytest.raises(Refusal) as refusal:
+    words_in_values = attack.name in ("mentions in a value", "what looks like entries")
+    with nullcontext() if words_in_values else pytest.raises(Refusal) as refusal:
         await plugin.create_container(pod, container)
-        # Words in values are no variables.
-        assert "mentions" in attack.name or "looks like" in attack.name
-        raise Refusal("")
-    assert len(str(refusal.value)) < 700
+    assert words_in_values or len(str(refusal.value)) < 700
     await plugin.synchronize([pod], [container])
     # A few bad characters may be parsed to say what is wrong with them.
     assert parsed.characters <= 2 * 64
@@ -131,7 +130,14 @@ async def test_the_claim_s_own_text_is_not_parsed(plugin, parsed):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("0-3,8", "0-3,8"), ("0-62:1/2", "0-62:1/2"), ("", None), ("x", None), ("64", None), ("0-63:1/2," * 17 + "0", None)],
+    [
+        ("0-3,8", "0-3,8"),
+        ("0-62:1/2", "0-62:1/2"),
+        ("", None),
+        ("x", None),
+        ("64", None),
+        ("0-63:1/2," * 17 + "0", None),
+    ],
 )
 def test_a_list_as_a_runtime_writes_it(text, expected):
     assert read_cpulist(text, 64) == (None if expected is None else CpuSet.parse(expected))

@@ -110,7 +110,7 @@ class Claims(Protocol):
         """Tell whether a claim is known to be reserved for a pod, of which a container has a mark of it or not."""
 
     def is_proven(self, uid: ClaimUID, pod_uid: str, /) -> bool:
-        """Tell whether a claim's own list, or a mark, has shown that it is reserved for a pod, or for a group of them."""
+        """Tell whether the claim's own list, or a mark, has shown that it is reserved for a pod or for a group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,9 +231,7 @@ def _exclusive(records: Mapping[ClaimUID, Record], unproven: Iterable[ClaimUID] 
     return Exclusive(cpus=_union(records), claims=frozenset(records), unproven=frozenset(unproven))
 
 
-def _matching(
-    request: Request, records: Mapping[ClaimUID, Record], *, expect_mark: bool
-) -> dict[ClaimUID, Record]:
+def _matching(request: Request, records: Mapping[ClaimUID, Record], *, expect_mark: bool) -> dict[ClaimUID, Record]:
     """Return the records of the container's claims, if all about it agrees with them."""
     evidence = request.evidence
     if evidence.fault:

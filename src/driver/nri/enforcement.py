@@ -177,7 +177,7 @@ class Enforcement:
         )
 
     def is_proven(self, uid: ClaimUID, pod_uid: str) -> bool:
-        """Tell whether a claim's own list, or a mark, has shown that it is reserved for a pod, or for a group of them."""
+        """Tell whether the claim's own list, or a mark, has shown that it is reserved for a pod or for a group."""
         return self.reservations.is_proven(uid, pod_uid)
 
     # What preparing claims asks

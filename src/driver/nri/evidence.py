@@ -227,7 +227,9 @@ def _claim_of(device: str, held: HeldClaims) -> ClaimUID:
     except ClaimError:
         uid = None
     if uid is None or name != cdi_device_name(uid):
-        raise ClaimError(f"CDI device {quoted(device)} is none of a claim; expected {CDI_KIND}={_DEVICE_PREFIX}<claim UID>")
+        raise ClaimError(
+            f"CDI device {quoted(device)} is none of a claim; expected {CDI_KIND}={_DEVICE_PREFIX}<claim UID>"
+        )
     return _known(uid, held)
 
 

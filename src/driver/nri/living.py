@@ -277,9 +277,7 @@ class Living:
         """Return a container of which nothing is decided yet."""
         found = case.found
         given = self._enforcement.everything if found.cpus is None else found.cpus
-        container = Container.found(
-            found.id, found.name, case.pod, frozenset(), CpuSet(), given, found.phase, now
-        )
+        container = Container.found(found.id, found.name, case.pod, frozenset(), CpuSet(), given, found.phase, now)
         if given not in touched:
             touched[given] = frozenset(
                 uid for uid, record in self._enforcement.records.items() if not given.isdisjoint(record.cpus)

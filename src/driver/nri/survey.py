@@ -2,8 +2,8 @@
 """What a runtime tells of all that lives when the driver connects, in parts: of each no more than is needed.
 
 A node's environments may be hundreds of megabytes. They are looked at as they come, and only what speaks of claims here
-is kept. What is kept is bounded all the same, and so are parts that tell nothing new: a runtime with NRI 0.12 whose pods
-are too few to be halved sends empty ones without end.
+is kept. What is kept is bounded all the same, and so are parts that tell nothing new: a runtime with NRI 0.12 whose
+pods are too few to be halved sends empty ones without end.
 """
 
 from __future__ import annotations
