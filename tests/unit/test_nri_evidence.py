@@ -157,7 +157,7 @@ def test_any_spelling_of_the_claim_s_cpus_is_as_good(text):
 
 def test_a_claim_may_have_cpus_that_the_machine_has_not():
     record = make_record(UID, "2,100-5000")
-    held = HeldClaims({UID: record}, 64)
+    held = HeldClaims({UID: record}, 5001)
     for text in ("2,100-5000", "100-5000,2"):
         entry = f"DRA_CPUSET_{UID}={text}"
         [variable] = read_evidence([Entry(entry, len(entry))], [], [], held).variables

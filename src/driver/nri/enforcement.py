@@ -82,9 +82,9 @@ class Enforcement:
         return self._ledger.pool.online
 
     @property
-    def n_cpus(self) -> int:
-        """How many CPUs the machine has room for; no CPU of its own has this number or a higher one."""
-        return 64 * self._ledger.pool.n_words
+    def stop(self) -> int:
+        """One more than the highest CPU that anything here may be about."""
+        return self._ledger.stop
 
     def now(self) -> float:
         """Return the present time in seconds."""

@@ -122,22 +122,19 @@ class HeldClaims:
     ----------
     records : Mapping of ClaimUID to Record
         The claims.
-    n_cpus : int
-        How many CPUs the machine may have; a claim may hold others, from before.
+    limit : int
+        One more than the highest CPU that the machine or a claim may have.
+
+    Attributes
+    ----------
+    records, limit
+        As above.
     """
 
-    def __init__(self, records: Mapping[ClaimUID, Record], n_cpus: int) -> None:
+    def __init__(self, records: Mapping[ClaimUID, Record], limit: int) -> None:
         self.records = records
-        self._n_cpus = n_cpus
-        self._limit = 0
+        self.limit = limit
         self._exact: dict[ClaimUID, Variable] = {}
-
-    @property
-    def limit(self) -> int:
-        """One more than the highest CPU that anything here may be about."""
-        if not self._limit:
-            self._limit = max([self._n_cpus, *(_stop(record.cpus) for record in self.records.values())], default=1)
-        return self._limit
 
     @property
     def longest_list(self) -> int:
@@ -334,4 +331,4 @@ def _read(text: str, length: int, record: Record, held: HeldClaims) -> CpuSet | 
     # Nobody writes a claim's CPUs with strides, of which each costs as much as a whole row of words.
     if ":" in text or text.count("-") > 2 * own.count("-") + _MORE_RANGES:
         return None
-    return CpuSet.parse(text, limit=max(stop, held.limit))
+    return CpuSet.parse(text, limit=held.limit)

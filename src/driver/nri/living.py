@@ -101,7 +101,7 @@ class Living:
 
     def held_claims(self) -> HeldClaims:
         """Return what is compared with what containers say of claims."""
-        return HeldClaims(self._enforcement.records, self._enforcement.n_cpus)
+        return HeldClaims(self._enforcement.records, self._enforcement.stop)
 
     # Synchronisation
 
@@ -293,7 +293,7 @@ class Living:
         exclusive = decision if isinstance(decision, Exclusive) else None
         claims: frozenset[ClaimUID] = frozenset() if exclusive is None else exclusive.claims
         if decision != before:
-            self._tell(case, decision)
+            self._tell(case, decision, again=before is not None)
         for uid in claims:
             assert exclusive is not None
             self._enforcement.reservations.learn_pod(uid, case.pod.uid, proven=uid not in exclusive.unproven)
@@ -328,7 +328,7 @@ class Living:
                     return Refused(reason="owned", message=message)
         return decision
 
-    def _tell(self, case: _Case, decision: Decision) -> None:
+    def _tell(self, case: _Case, decision: Decision, *, again: bool) -> None:
         about = {"pod": case.pod, "container": case.found.name, "id": case.found.id}
         if isinstance(decision, Refused):
             self._metrics.count_refused_container(decision.reason)
@@ -342,10 +342,11 @@ class Living:
                 "a container that runs says that it has a claim; it is on the shared pool until the API server says so",
                 extra=fields(**about, claims=",".join(sorted(decision.claims))),
             )
-        elif isinstance(decision, Exclusive) and decision.unproven:
+        elif isinstance(decision, Exclusive) and (decision.unproven or again):
+            by = "its CPUs" if decision.unproven else "the API server"
             _log.info(
-                "a container that runs is taken for a claim's since it is held to its CPUs",
-                extra=fields(**about, claims=",".join(sorted(decision.unproven))),
+                "a container that runs has a claim",
+                extra=fields(**about, claims=",".join(sorted(decision.claims)), known_by=by),
             )
 
     def _count_corrected(self, container: Container) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from driver.apis import nri_v1alpha1_pb2 as nri
+from driver.cpulists import parse_cpulist
 from driver.errors import ClaimError
 from driver.names import CDI_KIND, CPUSET_VARIABLE_PREFIX
 from driver.nri.containers import Phase, Pod
@@ -30,8 +31,6 @@ _VARIABLE_SIGN: Final = CPUSET_VARIABLE_PREFIX.encode()
 _HOOK_SIGN: Final = FILE_NAME.encode()
 _LONGEST_NAME: Final = 253
 _MOST_CDI_DEVICES: Final = 1024
-# A list of CPUs may have strides, each of which costs as much as a whole row of words; no runtime writes any.
-_MOST_STRIDES: Final = 16
 
 
 def read_pod(pod: nri.PodSandbox) -> Pod:
@@ -96,10 +95,10 @@ def read_cpulist(text: str, limit: int) -> CpuSet | None:
     limit : int
         One more than the highest CPU that it may have.
     """
-    if not text or len(text) > longest_list(limit, limit) or text.count(":") > _MOST_STRIDES:
+    if not text or len(text) > longest_list(limit, limit):
         return None
     try:
-        return CpuSet.parse(text, limit=limit) or None
+        return parse_cpulist(text, limit) or None
     except CpuListError:
         return None
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from driver.apis import nri_v1alpha1_pb2 as nri
-from driver.logs import fields, one_line
+from driver.logs import fields
 from driver.nri.client import Client
 from driver.nri.errors import Code, NriError
 from driver.nri.mux import PLUGIN_CONNECTION, RUNTIME_CONNECTION
 from driver.nri.server import Method, Server
 from driver.nri.subscription import VALIDATION, Runtime, Subscription
+from driver.nri.ttrpc import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -39,6 +40,7 @@ NRI_VERSION: Final = "v0.12.3"
 _REQUEST_TIMEOUT_S: Final = 2.0  # of a runtime that does not say
 _SHORTEST_REQUEST_TIMEOUT_S: Final = 0.01
 _LONGEST_REQUEST_TIMEOUT_S: Final = 3600.0
+_MOST_NAMED: Final = 8
 
 _CONTAINER_RPCS: Final = {
     "PostCreateContainer": nri.POST_CREATE_CONTAINER,
@@ -242,7 +244,7 @@ class Session:
             timeout_s=timeout_s,
         )
         if answer.failed:
-            failed = ", ".join(one_line(update.container_id) for update in answer.failed)
+            failed = ", ".join(bounded(update.container_id) for update in answer.failed[:_MOST_NAMED])
             raise NriError(Code.UNKNOWN, f"UpdateContainers: the runtime could not update {failed}")
 
     async def _handshake(self) -> str | None:
@@ -309,9 +311,9 @@ class Session:
 
     async def _configure(self, request: nri.ConfigureRequest) -> nri.ConfigureResponse:
         runtime = Runtime(
-            name=one_line(request.runtime_name),
-            version=one_line(request.runtime_version),
-            nri_version=one_line(request.NRI_version),
+            name=bounded(request.runtime_name),
+            version=bounded(request.runtime_version),
+            nri_version=bounded(request.NRI_version),
         )
         if request.request_timeout > 0:
             timeout_s = max(request.request_timeout / 1000, _SHORTEST_REQUEST_TIMEOUT_S)
