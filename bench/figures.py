@@ -18,6 +18,7 @@ _CHAPTERS = (
     "Claims",
     "Files",
     "NRI handlers, request to answer",
+    "A hostile container, request to answer",
     "Container start",
 )
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from driver.nri.containers import WINDOW_S
+from driver.nri.container import WINDOW_S
 from enforcement_model import Living, Model, cpus, run_container
 from fastcpu import CpuSet
 from records import make_record

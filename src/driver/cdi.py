@@ -17,6 +17,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from driver.cpulists import parse_cpulist
 from driver.errors import ClaimError
 from driver.files import (
     BrokenFile,
@@ -258,7 +259,7 @@ def _decode_device(value: object, place: str) -> tuple[ClaimUID, CpuSet]:
     for entry in env:
         if isinstance(entry, str) and entry.startswith(variable):
             try:
-                cpus |= CpuSet.parse(entry.removeprefix(variable), limit=MAX_CPUS)
+                cpus |= parse_cpulist(entry.removeprefix(variable), MAX_CPUS)
             except CpuListError as error:
                 raise ClaimError(f"{place}: {cpuset_variable(uid)}: {error}") from error
     if not cpus:

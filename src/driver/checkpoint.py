@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from driver.batches import Batches
+from driver.cpulists import parse_cpulist
 from driver.errors import ClaimError
 from driver.files import (
     BrokenFile,
@@ -230,7 +231,7 @@ def _optional_text(document: Mapping[str, object], key: str, place: str) -> str 
 
 def _cpus(value: object, place: str) -> CpuSet:
     try:
-        cpus = CpuSet.parse(expect(value, str, place), limit=MAX_CPUS)
+        cpus = parse_cpulist(expect(value, str, place), MAX_CPUS)
     except CpuListError as error:
         raise ClaimError(f"{place}: {error}") from error
     if not cpus:

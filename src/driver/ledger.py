@@ -116,6 +116,7 @@ class Ledger:
         self._pool = pool
         self._records: dict[ClaimUID, Record] = {}
         self._changed = asyncio.Event()
+        self._stop = 64 * pool.n_words
         last = 64 * pool.n_words - 1
         self._within_pool = CpuSet.parse(f"0-{last}", limit=last + 1) if last > 0 else CpuSet()
 
@@ -123,6 +124,11 @@ class Ledger:
     def pool(self) -> CpuPool:
         """The node's CPUs, with those taken that some record has."""
         return self._pool
+
+    @property
+    def stop(self) -> int:
+        """One more than the highest CPU that the machine, or any record since the start, may have."""
+        return self._stop
 
     @property
     def records(self) -> Mapping[ClaimUID, Record]:
@@ -196,6 +202,7 @@ class Ledger:
         """
         self._refuse_known(record)
         others = self.holders(record.cpus)
+        self._stop = max(self._stop, record.cpus[-1] + 1 if record.cpus else 0)
         self._pool.take((record.cpus & self._within_pool) - _union(others.values()))
         self._records[record.uid] = record
         self._notify()

@@ -30,11 +30,9 @@ from driver.health import START_GUARD
 from driver.logs import fields
 from driver.names import DRIVER_NAME, ClaimUID, claim_uid
 from fastcpu import CpuSet
-from fastcpu.cpuset import MAX_CPUS
-from fastcpu.errors import CpuListError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from driver.health import Health
 
@@ -58,6 +56,10 @@ _MOST_CPUS: Final = 8192
 _TEST_CLAIM: Final = ClaimUID("self-test")
 _CHECK_AGAIN_S: Final = 60.0
 _LONGEST_REASON: Final = 300
+# As many as nobody has.
+_MOST_HOOKS: Final = 1024
+_SHOWN: Final = 120
+_SHOWN_ARGUMENTS: Final = 6
 
 
 class Hook(Protocol):
@@ -83,44 +85,41 @@ class StartGuardError(Exception):
     """The host does not run the guard as it should; the text says why, for the person who has to put it right."""
 
 
-def hook_claims(hooks: Iterable[Hook]) -> dict[ClaimUID, CpuSet]:
+def hook_claims(hooks: Sequence[Hook]) -> tuple[tuple[ClaimUID, str], ...]:
     """Find the claims of which a container has the start guard's hook.
 
     Nobody but the runtime can put a hook into a container, by a CDI spec or for one of its plugins, so unlike the
-    environment the hook proves that the container was given the claim's CDI device.
+    environment the hook proves that the container was given the claim's CDI device. What else is in it may have been
+    written by the author of any spec.
 
     Parameters
     ----------
-    hooks : iterable of Hook
+    hooks : sequence of Hook
         The container's createRuntime hooks. Those of others are passed over.
 
     Returns
     -------
-    dict of ClaimUID to CpuSet
-        For each claim the CPUs that its hook allows.
+    tuple of (ClaimUID, str)
+        For each hook its claim and the list of CPUs that it allows, as it is.
 
     Raises
     ------
     ClaimError
-        If a hook of the guard is malformed, or of a version that is not known here.
+        If a hook of the guard is malformed, or of a version that is not known here, or there are too many.
     """
-    claims: dict[ClaimUID, CpuSet] = {}
+    if len(hooks) > _MOST_HOOKS:
+        raise ClaimError(f"it has {len(hooks)} createRuntime hooks; expected at most {_MOST_HOOKS}")
+    claims = []
     for hook in hooks:
+        args = hook.args
         # Any plugin folder: another kubelet folder may have been configured since the container was made.
-        if hook.args[:1] != [_ARGUMENT_0] or not hook.path.endswith(f"/{DRIVER_NAME}/{FILE_NAME}"):
+        if not args or args[0] != _ARGUMENT_0 or not hook.path.endswith(f"/{DRIVER_NAME}/{FILE_NAME}"):
             continue
-        if len(hook.args) != 4 or hook.args[1] != _FORMAT:
-            shown = " ".join(hook.args)[:120]
+        if len(args) != 4 or args[1] != _FORMAT:
+            shown = " ".join(argument[:_SHOWN] for argument in args[:_SHOWN_ARGUMENTS])[:_SHOWN]
             raise ClaimError(f"start guard hook {shown!r} is malformed: expected {_ARGUMENT_0} {_FORMAT} UID cpulist")
-        uid = claim_uid(hook.args[2])
-        try:
-            cpus = CpuSet.parse(hook.args[3], limit=MAX_CPUS)
-        except CpuListError as error:
-            raise ClaimError(f"start guard hook of claim {uid}: {error}") from error
-        if not cpus:
-            raise ClaimError(f"start guard hook of claim {uid} allows no CPUs")
-        claims[uid] = claims.get(uid, CpuSet()) | cpus
-    return claims
+        claims.append((claim_uid(args[2]), args[3]))
+    return tuple(claims)
 
 
 def shipped_program() -> Path:

@@ -21,6 +21,7 @@ from driver.sandbox.driverprocess import DriverProcess
 from driver.sandbox.kinds import RESOURCE_CLAIMS
 from driver.sandbox.kubelet import ClaimName
 from driver.sandbox.machine import MachineShape
+from driver.sandbox.nriplugin import RuntimeTraits
 from driver.sandbox.plugins import Plugin, PreparedClaim
 from fastcpu import CpuSet
 
@@ -49,8 +50,9 @@ class Node:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, **shape: Any) -> AsyncIterator[Node]:
-        async with ClusterBox(shape=MachineShape(**{"cpus": 64, "numa_nodes": 4, **shape})) as box:
+    async def open(cls, *, traits: RuntimeTraits | None = None, **shape: Any) -> AsyncIterator[Node]:
+        machine = MachineShape(**{"cpus": 64, "numa_nodes": 4, **shape})
+        async with ClusterBox(shape=machine, traits=traits or RuntimeTraits()) as box:
             node = cls(box)
             try:
                 yield node

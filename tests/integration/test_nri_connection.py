@@ -14,6 +14,7 @@ from driver.errors import ConfigError
 from driver.health import Health
 from driver.nri.connection import NriConnection, NriError, Refusal, Timing
 from driver.nri.errors import Code
+from driver.retries import delays
 from nri_runtime import NriRuntime, RefusedError
 
 FAST = {"first_retry_s": 0.01, "longest_retry_s": 0.05}
@@ -24,6 +25,7 @@ class Plugin:
 
     def __init__(self):
         self.calls = []
+        self.parts = [], []
         self.running = 0
         self.proceed = asyncio.Event()
         self.runtime = None
@@ -50,8 +52,14 @@ class Plugin:
         self.reason = reason
         self.note("disconnected")
 
+    def synchronize_part(self, pods, containers):
+        self.parts[0].extend(each.id for each in pods)
+        self.parts[1].extend(each.id for each in containers)
+
     async def synchronize(self, pods, containers):
-        self.note("synchronize", [each.id for each in pods], [each.id for each in containers])
+        self.synchronize_part(pods, containers)
+        self.note("synchronize", *self.parts)
+        self.parts = [], []
         return self.updates
 
     def synchronized(self):
@@ -477,6 +485,25 @@ class TestReconnecting:
         assert plugin.reason.endswith("KeyError: 'forgotten'")
         plugin.synchronize = Plugin.synchronize.__get__(plugin)
         assert (await runtime.synchronized()).events == 0x27DA
+
+    async def test_a_synchronisation_that_fails_late_each_time_is_tried_ever_more_seldom(
+        self, connect, runtime, plugin, until, monkeypatch
+    ):
+        begun = []
+
+        def counted(*range_s):
+            begun.append(range_s)
+            return delays(*range_s)
+
+        async def fail_late(*_):
+            await asyncio.sleep(0.05)
+            raise NriError(Code.RESOURCE_EXHAUSTED, "too much")
+
+        monkeypatch.setattr("driver.nri.connection.delays", counted)
+        plugin.synchronize = fail_late
+        connect(Timing(first_retry_s=0.01, longest_retry_s=0.02))
+        await until(lambda: plugin.calls.count(("disconnected",)) >= 4)
+        assert len(begun) == 1
 
     async def test_a_driver_that_stops_says_so_to_the_plugin(
         self, connect, runtime, plugin, short_tmp, health, metrics

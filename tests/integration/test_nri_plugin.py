@@ -23,7 +23,7 @@ from driver.metadata import MetadataStore
 from driver.metrics import Metrics
 from driver.names import ClaimUID
 from driver.nri.connection import Timing
-from driver.nri.containers import TOLD_S
+from driver.nri.container import TOLD_S
 from driver.nri.runtimeside import RuntimeSide
 from driver.orphans import Orphans
 from driver.prepare import ClaimReference, Preparer
@@ -807,3 +807,71 @@ async def test_one_that_nobody_has_pinned_is_no_proof_that_a_claim_is_reserved_f
         await node.run("q", DRA_CPUSET_a="2-5")
     assert not node.side.enforcement.reserved_for(ClaimUID("a"), "uid-q", marked=False)
     assert node.cpus(await node.run("p", "a")) == "2-5"
+
+
+# Containers that were created while the driver was away, where the runtime tells no CDI devices
+
+OLD = {"version": "v2.1.9", "nri_version": "", "known_events": 0x07FF, "tells_cdi_devices": False}
+
+
+async def start_until_it_can(node: Node, pod: str, *claims: str) -> str:
+    """Start a container as the kubelet does: again and again, while others have still to be moved away."""
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(RefusedError):
+                return await node.run(pod, *claims)
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["", "without an API server"])
+@pytest.mark.parametrize("start_guard", [True, False])
+async def test_a_forged_variable_keeps_no_claim_from_its_pod(make_node, start_guard, answers):
+    node = await make_node(traits=OLD, start_guard=start_guard)
+    await node.preparer.prepare(node.claims.add("a", "2-5", "p"))
+    await node.run_pod("p")
+    await node.kill()
+    forger = await node.run("q", DRA_CPUSET_a="2-5")
+    node.claims.error = None if answers else ApiError(503, "busy")
+    await node.start()
+    assert node.side.enforcement.owner(ClaimUID("a")) is None
+    await node.until(lambda: node.cpus(forger) == "0-1,6-15")
+    if answers or start_guard:
+        node.claims.error = None
+        assert node.cpus(await start_until_it_can(node, "p", "a")) == "2-5"
+    assert node.cpus(forger) == "0-1,6-15"
+
+
+async def test_a_container_of_the_claim_s_pod_gets_its_cpus_as_soon_as_the_api_server_answers(make_node):
+    node = await make_node(traits=OLD, start_guard=False, wait_s=0.0)
+    reference = node.claims.add("a", "2-5", "p")
+    await node.preparer.prepare(reference)
+    await node.kill()
+    own = await node.run("p", DRA_CPUSET_a="2-5")
+    node.claims.error = ApiError(503, "busy")
+    await node.start(wait=False)
+    await node.runtime.synchronized()
+    await node.until(lambda: node.cpus(own) == "0-1,6-15")
+    node.claims.error = None
+    await node.until(lambda: node.cpus(own) == "2-5")
+    with pytest.raises(RuntimePendingError, match="has not ended"):
+        await node.preparer.unprepare(reference)
+
+
+async def test_a_claim_is_not_given_on_under_a_container_that_cannot_be_moved_off_its_cpus(make_node):
+    node = await make_node(traits=OLD, wait_s=0.0)
+    reference = node.claims.add("a", "2-5", "p")
+    await node.preparer.prepare(reference)
+    await node.kill()
+    forger = await node.run("q", DRA_CPUSET_a="2-5")
+    node.runtime.broken.add(forger)
+    await node.start()
+    with pytest.raises(RuntimePendingError, match=r"may be in use: container c\d of pod default/q .*was found on them"):
+        await node.preparer.unprepare(reference)
+    del node.claims.objects["default", "claim-a"]
+    await node.orphans.look()
+    assert "a" in node.ledger.records
+    node.runtime.broken.clear()
+    known = node.side.enforcement.containers.get(forger)
+    await node.until(lambda: known.may_have.isdisjoint(CpuSet.parse("2-5")))
+    await node.preparer.unprepare(reference)
+    assert "a" not in node.ledger.records

@@ -178,6 +178,7 @@ DEVICES = [
     (device("a", ""), "devices[0] gives DRA_CPUSET_a no CPUs"),
     (device("a", "dynamic"), "devices[0]: DRA_CPUSET_a: cpulist 'dynamic'"),
     (device("a", "0-4294967295"), "devices[0]: DRA_CPUSET_a: cpulist '0-4294967295'"),
+    (device("a", "0-1048575:1/3," * 100_000 + "1"), "it has 100000 strides; expected plain ranges"),
 ]
 
 

@@ -145,6 +145,7 @@ CHANGES = [
     ({"cpus": ""}, "cpus is empty; expected CPUs"),
     ({"cpus": "5-2"}, "cpus: cpulist '5-2', character 1: "),
     ({"cpus": "0-4294967295"}, "cpus: cpulist '0-4294967295', character 3: "),
+    ({"cpus": "0-1048575:1/3," * 17 + "1"}, "it has 17 strides; expected plain ranges"),
     ({"cpus": "2-6"}, "cpus are 2-6, but its requests have 2-5 together"),
     ({"requests": []}, "requests is a list; expected an object"),
     ({"requests": {}}, "cpus are 2-5, but its requests have  together"),

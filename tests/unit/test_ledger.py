@@ -29,6 +29,14 @@ def ledger() -> Ledger:
     return Ledger(make_pool())
 
 
+def test_the_highest_cpu_that_anything_is_about_is_the_machine_s_or_some_record_s(ledger):
+    assert ledger.stop == CPUS
+    ledger.hold_anyway(make_record("a", "4-5000"))
+    assert ledger.stop == 5001
+    ledger.release("a")
+    assert ledger.stop == 5001
+
+
 def test_a_held_cpu_is_taken_until_its_release(ledger):
     record = make_record("a", "4-7")
     ledger.hold(record)

@@ -4,8 +4,8 @@ from __future__ import annotations
 import pytest
 
 from driver.names import ClaimUID
-from driver.nri.containers import IDLE_S, TOLD_S, WINDOW_S, Container, Phase, Pod
-from driver.nri.living import Containers
+from driver.nri.container import IDLE_S, TOLD_S, WINDOW_S, Container, Phase, Pod
+from driver.nri.containers import Containers
 from fastcpu import CpuSet
 
 POD = Pod(uid="uid-p", sandbox="s", namespace="default", name="p")

@@ -7,22 +7,25 @@ from hypothesis import strategies as st
 
 from driver.errors import ApiError
 from driver.names import ClaimUID
-from driver.nri.containers import Pod
+from driver.nri.container import Pod
 from driver.nri.decisions import Exclusive, Marks, Refused, Request, Shared, Unverified, decide, decide_living
+from driver.nri.evidence import Entry, HeldClaims, read_evidence
 from driver.nri.reservations import Reservations, consumers
 from fastcpu import CpuSet
+from records import make_record as record_of
 
 POD = Pod(uid="uid-p", sandbox="s", namespace="default", name="p")
 BOTH = Marks(cdi_devices=True, guard=True)
 NEITHER = Marks(cdi_devices=False, guard=False)
 CDI = "dra.k8s.io/cpu=claim-"
+RECORDS = {uid: record_of(uid, cpus) for uid, cpus in (("a", "2-5"), ("b", "8-9"))}
 
 
 class Claims:
     """Two prepared claims, both reserved for the pod."""
 
-    def __init__(self, make_record) -> None:
-        self.records = {uid: make_record(uid, cpus) for uid, cpus in (("a", "2-5"), ("b", "8-9"))}
+    def __init__(self) -> None:
+        self.records = dict(RECORDS)
         self.barred: dict[str, str] = {}
         self.owners: dict[str, tuple[Pod, str]] = {}
         self.pods: dict[str, set[str]] = {"a": {"uid-p"}, "b": {"uid-p"}}
@@ -36,21 +39,28 @@ class Claims:
     def reserved_for(self, uid: str, pod_uid: str, *, marked: bool) -> bool:
         return pod_uid in self.pods[uid]
 
+    def is_proven(self, uid: str, pod_uid: str) -> bool:
+        return pod_uid in self.pods[uid]
+
 
 @pytest.fixture
-def claims(make_record) -> Claims:
-    return Claims(make_record)
+def claims() -> Claims:
+    return Claims()
 
 
-def request(*variables: str, cdi: str = "", guards: dict[str, str] | None = None, **rest: str) -> Request:
-    return Request(
-        name="main",
-        pod=POD,
-        variables=variables,
-        cdi_devices=tuple(CDI + uid for uid in cdi),
-        guards={ClaimUID(uid): CpuSet.parse(text) for uid, text in (guards or {}).items()},
-        **rest,
+def request(*variables: str, cdi: str = "", guards: dict[str, str] | None = None, guard_fault: str = "") -> Request:
+    evidence = read_evidence(
+        [Entry(variable, len(variable)) for variable in variables],
+        [CDI + uid for uid in cdi],
+        [(ClaimUID(uid), text) for uid, text in (guards or {}).items()],
+        HeldClaims(RECORDS, 64),
+        fault=guard_fault,
     )
+    return Request(name="main", pod=POD, evidence=evidence)
+
+
+def living(made: Request, claims: Claims, marks: Marks = BOTH, cpus: str = "", looked: dict[str, str] | None = None):
+    return decide_living(made, CpuSet.parse(cpus) or None, claims, marks, looked or {})
 
 
 def exclusive(cpus: str, *uids: str) -> Exclusive:
@@ -67,7 +77,7 @@ def refusal(decision: object) -> tuple[str, str]:
 
 def test_a_container_without_any_sign_of_a_claim_shares(claims):
     assert decide(request(), claims, BOTH, {}) == Shared()
-    assert decide_living(request(), claims.records, BOTH) == Shared()
+    assert living(request(), claims, BOTH) == Shared()
 
 
 @pytest.mark.parametrize(
@@ -84,7 +94,7 @@ def test_a_container_without_any_sign_of_a_claim_shares(claims):
 )
 def test_one_mark_is_enough_and_where_none_can_be_the_variable(claims, marks, made):
     assert decide(made, claims, marks, {}) == exclusive("2-5", "a")
-    assert decide_living(made, claims.records, marks) == exclusive("2-5", "a")
+    assert living(made, claims, marks) == exclusive("2-5", "a")
 
 
 def test_several_claims_are_united(claims):
@@ -116,7 +126,12 @@ def test_several_claims_are_united(claims):
         (request("DRA_CPUSET_../x=1"), "malformed", "claim UID '../x' is malformed"),
         (request(f"DRA_CPUSET_{'u' * 99999}=1"), "malformed", "is malformed"),
         (request("DRA_CPUSET_\n=1"), "malformed", "is malformed"),
-        (request(*(f"DRA_CPUSET_{n}=1" for n in range(999))), "malformed", "it has 999 DRA_CPUSET_ variables"),
+        (
+            request(*(f"DRA_CPUSET_{n}=1" for n in range(999))),
+            "unknown",
+            "DRA_CPUSET_0 is set, but no claim of that UID",
+        ),
+        (request(*(f"DRA_CPUSET_{n}=1" for n in range(999)), cdi="a"), "malformed", "it has more than 256 DRA_CPUSET_"),
         (request("DRA_CPUSET_a=2-5", "DRA_CPUSET_a=2-5", cdi="a"), "override", "DRA_CPUSET_a is set more than once"),
         (request("DRA_CPUSET_a=2-5", "DRA_CPUSET_a=8", cdi="a"), "override", "DRA_CPUSET_a is set more than once"),
         (request(cdi="a"), "override", "has the CDI device of claim a, but DRA_CPUSET_a is missing"),
@@ -135,14 +150,14 @@ def test_several_claims_are_united(claims):
 def test_whatever_does_not_agree_is_refused_and_says_what(claims, made, reason, message):
     assert refusal(decide(made, claims, BOTH, {}))[0] == reason
     assert message in refusal(decide(made, claims, BOTH, {}))[1]
-    assert refusal(decide_living(made, claims.records, BOTH))[0] == reason
+    assert refusal(living(made, claims, BOTH))[0] == reason
 
 
 def test_a_living_container_may_be_older_than_the_guard(claims):
     marks = Marks(cdi_devices=False, guard=True)
     made = request("DRA_CPUSET_a=2-5")
     assert refusal(decide(made, claims, marks, {}))[0] == "unmarked"
-    assert decide_living(made, claims.records, marks) == exclusive("2-5", "a")
+    assert living(made, claims, marks) == exclusive("2-5", "a")
 
 
 def test_a_claim_that_is_coming_or_going_takes_no_container(claims):
@@ -200,18 +215,18 @@ TEXTS = st.one_of(
     marks=st.builds(Marks, cdi_devices=st.booleans(), guard=st.booleans()),
 )
 def test_cpus_are_only_given_as_the_ledger_says_and_signs_of_a_claim_are_never_shared(
-    make_record, variables, devices, guards, marks
+    variables, devices, guards, marks
 ):
-    claims = Claims(make_record)
+    claims = Claims()
     every = {"a": "2-5", "b": "8-9", "c": "0"}
-    made = Request(
-        name="main",
-        pod=POD,
-        variables=tuple(variables),
-        cdi_devices=tuple(devices),
-        guards={ClaimUID(uid): CpuSet.parse(every[uid]) for uid in guards},
+    evidence = read_evidence(
+        [Entry(variable, len(variable)) for variable in variables],
+        list(devices),
+        [(ClaimUID(uid), every[uid]) for uid in guards],
+        HeldClaims(RECORDS, 64),
     )
-    for decision in (decide(made, claims, marks, {}), decide_living(made, claims.records, marks)):
+    made = Request(name="main", pod=POD, evidence=evidence)
+    for decision in (decide(made, claims, marks, {}), living(made, claims, marks)):
         if isinstance(decision, Shared):
             assert not variables
             assert not devices

@@ -8,7 +8,7 @@ import pytest
 from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.errors import ClaimError
 from driver.names import ClaimUID
-from driver.nri.containers import IDLE_S, WINDOW_S
+from driver.nri.container import IDLE_S, WINDOW_S
 from driver.nri.errors import Refusal
 from driver.nri.moves import _MOST_RIDERS, _SLOW_S
 from enforcement_model import Living, Model, cpus, run_container

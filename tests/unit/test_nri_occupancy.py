@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from driver.names import ClaimUID
-from driver.nri.containers import Container, Phase, Pod
-from driver.nri.living import Containers
+from driver.nri.container import Container, Phase, Pod
+from driver.nri.containers import Containers
 from driver.nri.occupancy import Occupancy
 from fastcpu import CpuSet
 

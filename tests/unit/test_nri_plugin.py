@@ -17,8 +17,8 @@ from driver.errors import ApiError
 from driver.ledger import Ledger
 from driver.metrics import Metrics
 from driver.names import ClaimUID
-from driver.nri import plugin
-from driver.nri.containers import Phase
+from driver.nri import living
+from driver.nri.container import Phase
 from driver.nri.enforcement import Enforcement
 from driver.nri.errors import Refusal
 from driver.nri.plugin import RuntimePlugin
@@ -308,14 +308,14 @@ async def test_a_container_whose_pod_is_not_told_is_put_right_too(side):
 
 
 async def test_one_container_that_cannot_be_understood_shares_and_does_not_stop_the_others(side, monkeypatch, caplog):
-    decide_living = plugin.decide_living
+    decide_living = living.decide_living
 
     def fail(request, *rest):
         if request.name == "odd":
             raise ValueError("what is this")
         return decide_living(request, *rest)
 
-    monkeypatch.setattr(plugin, "decide_living", fail)
+    monkeypatch.setattr(living, "decide_living", fail)
     odd = nri.Container(id="2", name="odd", pod_sandbox_id="s")
     updates = await side.plugin.synchronize([POD], [shared("1"), odd, shared("3")])
     assert [update.container_id for update in updates] == ["1", "2", "3"]

@@ -8,7 +8,7 @@ import pytest
 from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.errors import ClaimError
 from driver.names import ClaimUID
-from driver.nri.containers import WINDOW_S
+from driver.nri.container import WINDOW_S
 from driver.nri.errors import Refusal
 from driver.nri.sharedpool import SET_ASIDE_S, SharedPool
 from enforcement_model import CPUS, Model, cpus, make_ledger, prepared, run_container

@@ -103,14 +103,10 @@ def test_the_claims_of_a_container_by_its_hooks(guard):
         Hook(args=["dracpu-start-guard", "v1", "b", "64"]),
         Hook("/other/kubelet/plugins/dra.cpu/start-guard", ["dracpu-start-guard", "v1", "c", "7"]),
     ]
-    assert {uid: str(cpus) for uid, cpus in hook_claims(hooks).items()} == {"a": "2-5", "b": "64", "c": "7"}
-    assert hook_claims([]) == {}
+    assert hook_claims(hooks) == (("a", "2-5"), ("b", "64"), ("c", "7"))
+    assert hook_claims([]) == ()
     own = guard.hook(A, CpuSet([1]))
-    assert hook_claims([Hook(own["path"], own["args"])]) == {A: CpuSet([1])}
-
-
-def test_a_claim_with_two_hooks_has_what_both_allow():
-    assert hook_claims([Hook(), Hook(args=["dracpu-start-guard", "v1", "a", "7"])]) == {A: CpuSet.parse("2-5,7")}
+    assert hook_claims([Hook(own["path"], own["args"])]) == ((A, "1"),)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +123,7 @@ def test_a_claim_with_two_hooks_has_what_both_allow():
     ids=str,
 )
 def test_hooks_of_others_are_passed_over(hook):
-    assert hook_claims([hook]) == {}
+    assert hook_claims([hook]) == ()
 
 
 @pytest.mark.parametrize(
@@ -138,9 +134,6 @@ def test_hooks_of_others_are_passed_over(hook):
         (["v1", "a", "1", "2"], "'dracpu-start-guard v1 a 1 2' is malformed"),
         (["v2", "a", "1"], "'dracpu-start-guard v2 a 1' is malformed"),
         (["v1", "../a", "1"], "claim UID '../a' is malformed"),
-        (["v1", "a", ""], "start guard hook of claim a allows no CPUs"),
-        (["v1", "a", "x"], "start guard hook of claim a: cpulist 'x'"),
-        (["v1", "a", "0-4294967295"], "start guard hook of claim a: cpulist '0-4294967295'"),
         (["v3", "x" * 10000], "xxx' is malformed"),
     ],
 )

@@ -94,6 +94,7 @@ class NriConnection:
         self._subscription = Subscription()
         self._session: Session | None = None
         self._was_synchronized = False
+        self._served = False
 
     @property
     def connected(self) -> bool:
@@ -114,10 +115,12 @@ class NriConnection:
         while True:
             tried = _identity(self._path)
             started = clock()
+            self._served = False
             reason = f"no connection to the runtime at {self._path}: {await self._attempt()}"
             self._health.set_missing(RUNTIME, reason)
             _log.debug("no connection to the runtime", extra=fields(reason=reason))
-            if clock() - started > self._timing.longest_retry_s:
+            # One that never came to its events will not either next time, however long it took.
+            if self._served and clock() - started > self._timing.longest_retry_s:
                 waits = delays(self._timing.first_retry_s, self._timing.longest_retry_s)
             if await self._other_socket(tried, within_s=next(waits)):
                 waits = delays(self._timing.first_retry_s, self._timing.longest_retry_s)
@@ -179,6 +182,7 @@ class NriConnection:
         if self._was_synchronized:
             self._metrics.count_nri_reconnect()
         self._was_synchronized = True
+        self._served = True
 
     async def _other_socket(self, tried: tuple[int, ...] | None, *, within_s: float) -> bool:
         """Wait for a while, or until there is another socket than the one that was tried, and tell whether there is."""

@@ -9,23 +9,19 @@ neither can be forged. A mark without its variable is refused as well: somebody 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
-from driver.errors import ClaimError
 from driver.json_values import quoted
-from driver.names import CDI_KIND, CPUSET_VARIABLE_PREFIX, ClaimUID, cdi_device_name, claim_uid, cpuset_variable
+from driver.names import CPUSET_VARIABLE_PREFIX, ClaimUID, cpuset_variable
 from fastcpu import CpuSet
-from fastcpu.cpuset import MAX_CPUS
-from fastcpu.errors import CpuListError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from driver.ledger import Record
-    from driver.nri.containers import Pod
-
-_MOST_VARIABLES: Final = 256
+    from driver.nri.container import Pod
+    from driver.nri.evidence import Evidence, Variable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,35 +34,32 @@ class Request:
         The container's name in its pod.
     pod : Pod
         Its pod.
-    variables : tuple of str
-        The entries of its environment that begin with ``DRA_CPUSET_``, as they are.
-    cdi_devices : tuple of str
-        Its CDI devices of our kind, by full id.
-    guards : Mapping of ClaimUID to CpuSet
-        The claims of which it has the start guard's hook, with the CPUs that the hook allows.
-    guard_fault : str
-        What is wrong with a hook of the start guard; empty if nothing is.
+    evidence : Evidence
+        What about it speaks of claims.
     """
 
     name: str
     pod: Pod
-    variables: tuple[str, ...] = ()
-    cdi_devices: tuple[str, ...] = ()
-    guards: Mapping[ClaimUID, CpuSet]
-    guard_fault: str = ""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is nothing about it that concerns any claim."""
-        return not (self.variables or self.cdi_devices or self.guards or self.guard_fault)
+    evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exclusive:
-    """The container gets these CPUs, those of all its claims, for itself and others of its pod."""
+    """The container gets these CPUs, those of all its claims, for itself and others of its pod.
+
+    Attributes
+    ----------
+    cpus : CpuSet
+        The CPUs.
+    claims : frozenset of ClaimUID
+        The claims.
+    unproven : frozenset of ClaimUID
+        Those of them of which only the CPUs of a living container say that they are its own; the API server knows.
+    """
 
     cpus: CpuSet
     claims: frozenset[ClaimUID]
+    unproven: frozenset[ClaimUID] = field(default=frozenset())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +109,9 @@ class Claims(Protocol):
     def reserved_for(self, uid: ClaimUID, pod_uid: str, /, *, marked: bool) -> bool:
         """Tell whether a claim is known to be reserved for a pod, of which a container has a mark of it or not."""
 
+    def is_proven(self, uid: ClaimUID, pod_uid: str, /) -> bool:
+        """Tell whether the claim's own list, or a mark, has shown that it is reserved for a pod or for a group."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
@@ -152,11 +148,12 @@ def decide(request: Request, claims: Claims, marks: Marks, looked: Mapping[Claim
     looked : Mapping of ClaimUID to str
         The claims that were read again for this decision; with why they could not be, or an empty text.
     """
-    if request.is_plain:
+    if request.evidence.is_none:
         return Shared()
     unknown = []
+    marked = request.evidence.marked
     try:
-        records, marked = _matching(request, claims.records, expect_mark=marks.any)
+        records = _matching(request, claims.records, expect_mark=marks.any)
         for uid, record in records.items():
             _check_usable(uid, request.pod, claims)
             if not claims.reserved_for(uid, request.pod.uid, marked=uid in marked):
@@ -169,29 +166,55 @@ def decide(request: Request, claims: Claims, marks: Marks, looked: Mapping[Claim
     return _exclusive(records)
 
 
-def decide_living(request: Request, records: Mapping[ClaimUID, Record], marks: Marks) -> Exclusive | Shared | Refused:
+def decide_living(
+    request: Request, cpus: CpuSet | None, claims: Claims, marks: Marks, looked: Mapping[ClaimUID, str]
+) -> Decision:
     """Decide what a container is that lives already, and that nobody can refuse any more.
 
-    It may be older than the driver or its start guard, so that the hook is not expected; and what the API server says
-    of its pod does not matter, since its CPUs could not be taken away from it.
+    It may be older than the driver or its start guard, so that the hook is not expected. Where it has no mark, it may
+    also have been created by anybody while there was no driver. Then only the claim's ``status.reservedFor`` tells
+    whose it is; until that is read, it is the claim's only if somebody has held it to the claim's CPUs before.
 
     Parameters
     ----------
-    request, records, marks
+    request, claims, marks, looked
         As in `decide`.
+    cpus : CpuSet or None
+        The CPUs that the runtime says it has; None if it has no restriction.
     """
-    if request.is_plain:
+    if request.evidence.is_none:
         return Shared()
+    pending: list[ClaimUID] = []
+    unproven: list[ClaimUID] = []
+    marked = request.evidence.marked
     try:
-        matching, _ = _matching(request, records, expect_mark=marks.cdi_devices)
+        matching = _matching(request, claims.records, expect_mark=marks.cdi_devices)
+        for uid, record in matching.items():
+            if uid in marked or claims.is_proven(uid, request.pod.uid):
+                continue
+            if looked.get(uid) == "":
+                _check_not_foreign(record, request.pod, looked)
+            (unproven if is_held_to(cpus, record, matching) else pending).append(uid)
     except _Fault as fault:
         return Refused(reason=fault.reason, message=f"container {quoted(request.name)}: {fault}")
-    return _exclusive(matching)
+    if pending:
+        return Unverified(claims=tuple(pending))
+    return _exclusive(matching, unproven)
 
 
-def marked_claims(request: Request) -> set[ClaimUID]:
-    """Return the claims of which a container bears a mark, one that `decide_living` has not refused."""
-    return _marked(request.cdi_devices) | set(request.guards)
+def is_held_to(cpus: CpuSet | None, record: Record, records: Mapping[ClaimUID, Record]) -> bool:
+    """Tell whether a container runs on a claim's CPUs, and on none but those of the claims that it says it has.
+
+    Parameters
+    ----------
+    cpus : CpuSet or None
+        The CPUs that the runtime says it has; None if it has no restriction.
+    record : Record
+        The claim.
+    records : Mapping of ClaimUID to Record
+        All of its claims.
+    """
+    return cpus is not None and not cpus.isdisjoint(record.cpus) and cpus <= _union(records)
 
 
 class _Fault(Exception):
@@ -200,27 +223,26 @@ class _Fault(Exception):
         self.reason = reason
 
 
-def _exclusive(records: Mapping[ClaimUID, Record]) -> Exclusive:
-    return Exclusive(cpus=CpuSet().union(*(record.cpus for record in records.values())), claims=frozenset(records))
+def _union(records: Mapping[ClaimUID, Record]) -> CpuSet:
+    return CpuSet().union(*(record.cpus for record in records.values()))
 
 
-def _matching(
-    request: Request, records: Mapping[ClaimUID, Record], *, expect_mark: bool
-) -> tuple[dict[ClaimUID, Record], set[ClaimUID]]:
-    """Return the records of the container's claims, if all about it agrees with them, and those it has marks of."""
-    if request.guard_fault:
-        raise _Fault("malformed", request.guard_fault)
-    variables = _variables(request.variables)
-    marked = marked_claims(request)
-    for uid in sorted(marked - set(variables)):
-        raise _Fault(
-            "override",
-            f"it has the CDI device of claim {uid}, but {cpuset_variable(uid)} is missing from its environment: "
-            "something has removed it",
-        )
+def _exclusive(records: Mapping[ClaimUID, Record], unproven: Iterable[ClaimUID] = ()) -> Exclusive:
+    return Exclusive(cpus=_union(records), claims=frozenset(records), unproven=frozenset(unproven))
+
+
+def _matching(request: Request, records: Mapping[ClaimUID, Record], *, expect_mark: bool) -> dict[ClaimUID, Record]:
+    """Return the records of the container's claims, if all about it agrees with them."""
+    evidence = request.evidence
+    if evidence.fault:
+        raise _Fault("override" if evidence.override else "malformed", evidence.fault)
+    marked = evidence.marked
     matching = {}
-    for uid, value in variables.items():
-        cpus = _cpus(uid, value, overridable=uid in marked)
+    for variable in evidence.variables:
+        uid = variable.uid
+        if variable.fault:
+            where = "the environment of its image or its pod overrides it" if uid in marked else "do not set it"
+            raise _Fault("malformed", f"{variable.fault}: {where}")
         record = records.get(uid)
         if record is None:
             raise _Fault(
@@ -234,21 +256,24 @@ def _matching(
                 f"{cpuset_variable(uid)} is set, but the container was not given claim {record.claim}: do not set "
                 f"{CPUSET_VARIABLE_PREFIX} variables, refer to the claim in the container's resources.claims",
             )
-        if cpus != record.cpus:
-            raise _Fault(
-                "mismatch",
-                f"{cpuset_variable(uid)} is {quoted(value)}, but claim {record.claim} has CPUs {record.cpus}: do not "
-                f"set {CPUSET_VARIABLE_PREFIX} variables, they come with the claim",
-            )
-        allowed = request.guards.get(uid)
-        if allowed is not None and allowed != record.cpus:
-            raise _Fault(
-                "mismatch",
-                f"its start guard allows CPUs {allowed}, but claim {record.claim} has CPUs {record.cpus}: the claim's "
-                "CDI spec was changed; delete the pod, so that the claim is prepared again",
-            )
+        _check_agreement(variable, record, evidence)
         matching[uid] = record
-    return matching, marked
+    return matching
+
+
+def _check_agreement(variable: Variable, record: Record, evidence: Evidence) -> None:
+    if variable.cpus != record.cpus:
+        raise _Fault(
+            "mismatch",
+            f"{cpuset_variable(record.uid)} is {variable.shown}, but claim {record.claim} has CPUs {record.cpus}: do "
+            f"not set {CPUSET_VARIABLE_PREFIX} variables, they come with the claim",
+        )
+    if record.uid in evidence.guards and (allowed := evidence.guards[record.uid]) != record.cpus:
+        raise _Fault(
+            "mismatch",
+            f"its start guard allows CPUs {allowed or 'of another list'}, but claim {record.claim} has CPUs "
+            f"{record.cpus}: the claim's CDI spec was changed; delete the pod, so that the claim is prepared again",
+        )
 
 
 def _check_usable(uid: ClaimUID, pod: Pod, claims: Claims) -> None:
@@ -277,63 +302,3 @@ def _check_not_foreign(record: Record, pod: Pod, looked: Mapping[ClaimUID, str])
         f"claim {record.claim} ({record.uid}) is not reserved for pod {pod}; expected the pod in its "
         "status.reservedFor: let the pod refer to the claim in spec.resourceClaims",
     )
-
-
-def _variables(entries: Sequence[str]) -> dict[ClaimUID, str]:
-    if len(entries) > _MOST_VARIABLES:
-        raise _Fault(
-            "malformed", f"it has {len(entries)} {CPUSET_VARIABLE_PREFIX} variables; expected at most {_MOST_VARIABLES}"
-        )
-    variables: dict[ClaimUID, str] = {}
-    for entry in entries:
-        name, equals, value = entry.partition("=")
-        try:
-            uid = claim_uid(name.removeprefix(CPUSET_VARIABLE_PREFIX))
-        except ClaimError as error:
-            raise _Fault(
-                "malformed",
-                f"environment variable {quoted(name)}: {error}; do not set {CPUSET_VARIABLE_PREFIX} variables, they "
-                "come with a claim",
-            ) from error
-        if not equals:
-            raise _Fault("malformed", f"environment variable {quoted(name)} has no value; expected NAME=cpulist")
-        if uid in variables:
-            raise _Fault(
-                "override",
-                f"{cpuset_variable(uid)} is set more than once: do not set {CPUSET_VARIABLE_PREFIX} variables, they "
-                "come with a claim",
-            )
-        variables[uid] = value
-    return variables
-
-
-def _cpus(uid: ClaimUID, value: str, *, overridable: bool) -> CpuSet:
-    where = "the environment of its image or its pod overrides it" if overridable else "do not set it"
-    try:
-        cpus = CpuSet.parse(value, limit=MAX_CPUS)
-    except CpuListError as error:
-        raise _Fault("malformed", f"{cpuset_variable(uid)} is {quoted(value)}: {error}; {where}") from error
-    if not cpus:
-        raise _Fault("malformed", f"{cpuset_variable(uid)} is empty; expected the claim's CPUs: {where}")
-    if value != value.strip():
-        raise _Fault(
-            "malformed", f"{cpuset_variable(uid)} is {quoted(value)}; expected a cpulist without spaces: {where}"
-        )
-    return cpus
-
-
-def _marked(cdi_devices: Iterable[str]) -> set[ClaimUID]:
-    marked = set()
-    prefix = cdi_device_name(ClaimUID(""))
-    for device in cdi_devices:
-        name = device.removeprefix(f"{CDI_KIND}=")
-        try:
-            uid = claim_uid(name.removeprefix(prefix))
-        except ClaimError:
-            uid = None
-        if uid is None or name != cdi_device_name(uid):
-            raise _Fault(
-                "malformed", f"CDI device {quoted(device)} is none of a claim; expected {CDI_KIND}={prefix}<claim UID>"
-            )
-        marked.add(uid)
-    return marked

@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from driver.errors import RuntimePendingError
-from driver.nri.containers import Container, Phase
-from driver.nri.living import Containers
+from driver.nri.container import Container, Phase
+from driver.nri.containers import Containers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from driver.ledger import Ledger, Record
     from driver.names import ClaimUID
-    from driver.nri.containers import Pod
+    from driver.nri.container import Pod
     from driver.nri.reservations import Reservations
     from driver.nri.sharedpool import SharedPool
     from fastcpu import CpuSet
@@ -93,6 +93,11 @@ class Enforcement:
     def offline(self) -> CpuSet:
         """The CPUs that went offline."""
         return self._ledger.pool.offline
+
+    @property
+    def stop(self) -> int:
+        """One more than the highest CPU that anything here may be about."""
+        return self._ledger.stop
 
     def now(self) -> float:
         """Return the present time in seconds."""
@@ -196,6 +201,10 @@ class Enforcement:
             or self.reservations.reserved_for(uid, pod_uid, marked=marked)
         )
 
+    def is_proven(self, uid: ClaimUID, pod_uid: str) -> bool:
+        """Tell whether the claim's own list, or a mark, has shown that it is reserved for a pod or for a group."""
+        return self.reservations.is_proven(uid, pod_uid)
+
     # What preparing claims asks
 
     @property
@@ -249,7 +258,7 @@ class Enforcement:
             del self.needed[record.uid]
 
     async def unused(self, uid: ClaimUID, deadline: float) -> None:
-        """Wait until no container lives that uses a claim; see `driver.runtime.Runtime`."""
+        """Wait until no container lives that uses a claim, or may; see `driver.runtime.Runtime`."""
         while True:
             changed = self._changed
             for user in self.containers.users(uid):
@@ -257,13 +266,17 @@ class Enforcement:
                 if user.was_never_started(self.now()):
                     self.containers.remove(user.id)
             users = self.containers.users(uid)
-            if self.known and not users:
+            others = () if users else self._on_its_cpus(uid)
+            if self.known and not users and not others:
                 return
             if self._closing or not await _happens(changed, deadline):
+                if not self.known:
+                    raise RuntimePendingError(f"whether a container uses the claim is not known: {self._why_unknown()}")
+                if users:
+                    raise RuntimePendingError(f"the claim's CPUs are in use: {_named(users)} has not ended")
                 raise RuntimePendingError(
-                    f"the claim's CPUs are in use: {_named(users)} has not ended"
-                    if self.known
-                    else f"whether a container uses the claim is not known: {self._why_unknown()}"
+                    f"the claim's CPUs may be in use: {_named(others, why=True)} was found on them, and has not ended "
+                    "or been moved away yet"
                 )
 
     @contextmanager
@@ -300,7 +313,23 @@ class Enforcement:
                 if not one.verified and one.id not in known and record.uid not in one.claims
             ]
         now = self.now()
-        return [one for one in others if one.window_end(now)]
+        return [one for one in others if one.unread or one.window_end(now)]
+
+    def _on_its_cpus(self, uid: ClaimUID) -> tuple[Container, ...]:
+        """Return the containers on a claim's CPUs of which nobody knows that they do not use it.
+
+        One that says nothing of claims, and that can go nowhere while they hold what they do, only gains by a release.
+        """
+        record = self._ledger.get(uid)
+        if record is None:
+            return ()
+        pool = self.pool.current(self.now())
+        return tuple(
+            container
+            for container in self.containers.beside(uid)
+            if not (container.may_have - container.exclusive).isdisjoint(record.cpus)
+            and (container.unread or container.suspect or self.pool.wanted(container, pool))
+        )
 
     def _stands_in_the_way(self, container: Container, record: Record) -> bool:
         if record.uid in container.claims:
@@ -308,7 +337,7 @@ class Enforcement:
         may_use = not container.may_have.isdisjoint(record.cpus) or not self.pool.is_usable(container.given)
         if self.unsolicited_updates:
             return may_use or not container.verified
-        return may_use and container.window_end(self.now()) > 0
+        return may_use and (container.unread or container.window_end(self.now()) > 0)
 
     def _passes_by_itself(self, container: Container) -> bool:
         """Tell whether a container will be out of a claim's way in a moment, by what goes on already."""

@@ -1,150 +1,363 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The containers that live on this node, and which of them may have some CPUs.
+"""What containers are that live before the driver can say anything to it, and that nobody can refuse any more.
 
-Pure: no I/O, no clock.
+The runtime waits for the answer to a synchronisation as briefly as for any other, however many containers there are,
+and whatever their authors have made of them. Those for which there was no time stay where they are, keep their CPUs
+from being given on, and are looked at as soon as the answer is out, a few at a time.
+
+Where a container has nothing of a claim but its variable, as before the start guard and where the runtime tells no CDI
+devices, whose claim it is stands in the claim itself. The API server is asked for that afterwards, and again until it
+answers; see `driver.nri.decisions.decide_living` for what holds until then.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from driver.nri.occupancy import Occupancy
+from driver.logs import fields
+from driver.nri import messages
+from driver.nri.container import Container
+from driver.nri.decisions import Decision, Exclusive, Marks, Refused, Unverified, decide_living
+from driver.nri.evidence import HeldClaims
+from driver.nri.precedence import precedence
+from driver.nri.survey import Survey
+from driver.serial import any_of
 from fastcpu import CpuSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Mapping, Sequence
 
+    from driver.apis import nri_v1alpha1_pb2 as nri
     from driver.names import ClaimUID
-    from driver.nri.containers import Container
+    from driver.nri.container import Pod
+    from driver.nri.enforcement import Enforcement
+    from driver.nri.survey import Found
+
+_log = logging.getLogger(__name__)
+
+# The runtime takes 4 MiB in all, and a CPU list may have tens of thousands of characters.
+_MOST_UPDATE_BYTES: Final = 3 << 20
+# Of the runtime's patience, which began when it made the first part, and ends when it has read the answer.
+_BUDGET: Final = 0.5
+# Between two, whatever else the runtime wants is answered.
+_SLICE_S: Final = 0.002
+_LOOK_S: Final = 10.0
+_LOOKS_TOGETHER: Final = 8
+_FIRST_RETRY_S: Final = 1.0
+_LONGEST_RETRY_S: Final = 60.0
 
 
-class Containers:
-    """The containers that live, by id."""
+class LivingMetrics(Protocol):
+    """What counts containers that were there before."""
 
-    def __init__(self) -> None:
-        self._by_id: dict[str, Container] = {}
-        self._users: dict[ClaimUID, dict[str, Container]] = {}
-        self._shared: int = 0
-        self._may_have: dict[str, CpuSet] = {}
-        self._occupancy = Occupancy()
-        self._doubted: dict[str, Container] = {}
-        self._offline = CpuSet()
-        self._stranded: dict[str, Container] = {}
+    def count_refused_container(self, reason: str, /) -> None:
+        """Count a container that was not let in, or would not be."""
 
-    def __len__(self) -> int:
-        return len(self._by_id)
+    def count_corrected_containers(self, mode: str, containers: int, /) -> None:
+        """Count containers that had not the CPUs that they should have, ``exclusive`` or ``shared``."""
 
-    def __iter__(self) -> Iterator[Container]:
-        return iter(self._by_id.values())
 
-    @property
-    def shared(self) -> int:
-        """How many are on the shared pool."""
-        return self._shared
+class _Case(NamedTuple):
+    found: Found
+    pod: Pod
 
-    def get(self, identity: str) -> Container | None:
-        """Return a container, None if it does not live or is not known."""
-        return self._by_id.get(identity)
 
-    def add(self, container: Container) -> None:
-        """Add a container, in the place of one with its id if there is one."""
-        self.remove(container.id)
-        self._by_id[container.id] = container
-        for uid in container.claims:
-            self._users.setdefault(uid, {})[container.id] = container
-        self._shared += not container.claims
-        self._note(container)
-        container.watch = self._note
+class Living:
+    """Finds out what the containers are that live already.
 
-    def remove(self, identity: str) -> Container | None:
-        """Forget a container, and return it; what is not known any more is no error."""
-        container = self._by_id.pop(identity, None)
-        if container is not None:
-            self._drop(container)
-            self._shared -= not container.claims
-            for uid in container.claims:
-                users = self._users[uid]
-                del users[identity]
-                if not users:
-                    del self._users[uid]
+    Parameters
+    ----------
+    enforcement : Enforcement
+        What is known.
+    metrics : LivingMetrics
+        What counts.
+
+    Attributes
+    ----------
+    marks : Marks
+        Which marks a container of a claim must be expected to have.
+    """
+
+    def __init__(self, enforcement: Enforcement, metrics: LivingMetrics) -> None:
+        self._enforcement = enforcement
+        self._containers = enforcement.containers
+        self._metrics = metrics
+        self._survey: Survey | None = None
+        # Those that are still to be looked at, the one with the best right first.
+        self._rest: dict[str, _Case] = {}
+        # Those about which the API server may say something else than was decided.
+        self._open: dict[str, tuple[_Case, Decision]] = {}
+        self._retries: dict[ClaimUID, tuple[float, float]] = {}
+        self._wake = asyncio.Event()
+        self.marks = Marks(cdi_devices=False, guard=False)
+
+    def forget(self) -> None:
+        """Keep nothing: the connection has ended."""
+        self._survey = None
+        self._rest.clear()
+        self._open.clear()
+
+    def held_claims(self) -> HeldClaims:
+        """Return what is compared with what containers say of claims."""
+        return HeldClaims(self._enforcement.records, self._enforcement.stop)
+
+    # Synchronisation
+
+    def take_part(self, pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]) -> None:
+        """Take a part of what the runtime tells of all that lives.
+
+        Raises
+        ------
+        NriError
+            If all parts together are too much.
+        """
+        if self._survey is None:
+            self._survey = Survey(self.held_claims(), self._enforcement.now())
+        try:
+            self._survey.add(pods, containers)
+        except Exception:
+            self._survey = None
+            raise
+
+    def take_all(self) -> list[nri.ContainerUpdate]:
+        """Take what all parts together have told in the place of all that was known; return what has to be changed."""
+        survey, self._survey = self._survey, None
+        assert survey is not None, "there was no part"
+        deadline = survey.started_at + _BUDGET * self._enforcement.request_timeout_s
+        cases = self._in_order(survey)
+        self.forget()
+        self._containers.replace_all(())
+        updates = []
+        pool = self._enforcement.pool.current(self._enforcement.now())
+        texts: dict[CpuSet, str] = {}
+        touched: dict[CpuSet, frozenset[ClaimUID]] = {}
+        room = _MOST_UPDATE_BYTES
+        for case in cases:
+            now = self._enforcement.now()
+            container = self._container(case, now, touched)
+            if now >= deadline:
+                container.unread = True
+                self._containers.add(container)
+                self._rest[container.id] = case
+                continue
+            self._decide(container, case, {})
+            wanted = self._enforcement.pool.wanted(container, pool)
+            if not wanted or case.found.cpus == wanted:
+                continue
+            self._count_corrected(container)
+            update = messages.update(container.id, texts.setdefault(wanted, str(wanted)))
+            update.ignore_failure = True
+            room -= update.ByteSize()
+            # What has no room is pushed soon, as all that was found is.
+            if room >= 0:
+                updates.append(update)
+                container.synchronized(wanted, now)
+        if self._rest:
+            _log.warning(
+                "there was no time to look at all containers before the runtime was answered; it is done now",
+                extra=fields(containers=len(self._rest), of=len(cases)),
+            )
+        return updates
+
+    def synchronized(self) -> None:
+        """Take note that the runtime has the answer."""
+        self._wake.set()
+
+    # One container
+
+    def take_in(self, pod: nri.PodSandbox, container: nri.Container) -> Container:
+        """Take note of a container that lives and was not known."""
+        survey = Survey(self.held_claims(), self._enforcement.now())
+        case = _Case(survey.read(container), messages.read_pod(pod))
+        known = self._container(case, self._enforcement.now(), {})
+        self._decide(known, case, {})
+        return known
+
+    def look_at(self, container: Container) -> None:
+        """Look at a container for which there was no time before, if it is one."""
+        case = self._rest.pop(container.id, None)
+        if case is None or not container.unread:
+            return
+        container.unread = False
+        self._decide(container, case, {})
+        wanted = self._enforcement.pool.wanted(container, self._enforcement.pool.current(self._enforcement.now()))
+        if wanted and case.found.cpus != wanted:
+            self._count_corrected(container)
+
+    # Afterwards
+
+    async def run(self) -> None:
+        """Look at what there was no time for, and ask the API server where it has to be asked, until cancelled."""
+        while True:
+            self._wake.clear()
+            learned = self._enforcement.reservations.learned
+            await self._look_at_rest()
+            retry_s = await self._ask()
+            await any_of([self._wake, learned], asyncio.get_running_loop().time() + retry_s)
+
+    async def _look_at_rest(self) -> None:
+        while self._rest and self._enforcement.known:
+            until = self._enforcement.now() + _SLICE_S
+            while self._rest and self._enforcement.now() < until:
+                identity = next(iter(self._rest))
+                container = self._containers.get(identity)
+                if container is None:
+                    del self._rest[identity]  # it has ended
+                else:
+                    self.look_at(container)
+            self._enforcement.notify()
+            await asyncio.sleep(0)
+
+    async def _ask(self) -> float:
+        """Ask the API server whose the claims are that it may be asked for now; return how long to wait."""
+        asked = [uid for uid in self._doubtful() if self._retries.get(uid, (0.0, 0.0))[0] <= self._enforcement.now()]
+        looked: dict[ClaimUID, str] = {}
+        for start in range(0, len(asked), _LOOKS_TOGETHER):
+            some = asked[start : start + _LOOKS_TOGETHER]
+            records = [record for uid in some if (record := self._enforcement.records.get(uid)) is not None]
+            reasons = await asyncio.gather(*(self._enforcement.reservations.look(each, _LOOK_S) for each in records))
+            looked |= {record.uid: reason for record, reason in zip(records, reasons, strict=True)}
+        now = self._enforcement.now()
+        for uid, reason in looked.items():
+            if reason:
+                retry_s = min(2 * self._retries.get(uid, (0.0, _FIRST_RETRY_S / 2))[1], _LONGEST_RETRY_S)
+                self._retries[uid] = (now + retry_s, retry_s)
+                _log.warning(
+                    "cannot find out whether a container that runs has a claim",
+                    extra=fields(uid=uid, reason=reason, retry_s=retry_s),
+                )
+            else:
+                self._retries.pop(uid, None)
+        self._decide_again(looked)
+        doubtful = self._doubtful()
+        self._retries = {uid: retry for uid, retry in self._retries.items() if uid in doubtful}
+        return min([_LONGEST_RETRY_S, *(max(at - now, 0.0) for at, _ in self._retries.values())])
+
+    def _doubtful(self) -> dict[ClaimUID, None]:
+        """Return the claims of which it is not known whose they are, and of which it can be asked."""
+        doubtful: dict[ClaimUID, None] = {}
+        for case, _ in self._open.values():
+            for variable in case.found.evidence.variables:
+                record = self._enforcement.records.get(variable.uid)
+                marked = variable.uid in case.found.evidence.marked
+                # Of an adopted claim no name is known before the kubelet asks for it again.
+                if record is None or record.adopted or marked:
+                    continue
+                if not self._enforcement.is_proven(record.uid, case.pod.uid):
+                    doubtful[record.uid] = None
+        return doubtful
+
+    def _decide_again(self, looked: Mapping[ClaimUID, str]) -> None:
+        """Decide anew about all that is open, since something may be known now."""
+        cases, self._open = self._open, {}
+        changed = False
+        for identity, (case, decision) in cases.items():
+            container = self._containers.get(identity)
+            if container is None:
+                continue
+            before = container.claims
+            self._decide(container, case, looked, decision)
+            changed |= container.claims != before
+        if changed:
+            self._enforcement.notify()
+
+    # The parts
+
+    def _in_order(self, survey: Survey) -> list[_Case]:
+        """Return all containers, the one with the best right to a claim first."""
+        enforcement = self._enforcement
+        former = {uid: owner[0].uid for uid in enforcement.records if (owner := enforcement.owner(uid))}
+        cases = [_Case(found, survey.pod(found)) for found in survey.containers]
+        cases.sort(key=lambda case: precedence(case.found, case.pod, former, enforcement.records))
+        return cases
+
+    def _container(self, case: _Case, now: float, touched: dict[CpuSet, frozenset[ClaimUID]]) -> Container:
+        """Return a container of which nothing is decided yet."""
+        found = case.found
+        given = self._enforcement.everything if found.cpus is None else found.cpus
+        container = Container.found(
+            found.id,
+            found.name,
+            case.pod,
+            frozenset(),
+            CpuSet(),
+            given,
+            found.phase,
+            now,
+            cgroups_path=found.cgroups_path,
+        )
+        if given not in touched:
+            touched[given] = frozenset(
+                uid for uid, record in self._enforcement.records.items() if not given.isdisjoint(record.cpus)
+            )
+        container.beside = touched[given]
         return container
 
-    def replace_all(self, containers: Iterable[Container]) -> None:
-        """Forget all, and take these instead."""
-        for container in list(self._by_id.values()):
-            self.remove(container.id)
-        for container in containers:
-            self.add(container)
+    def _decide(
+        self, container: Container, case: _Case, looked: Mapping[ClaimUID, str], before: Decision | None = None
+    ) -> None:
+        """Give a container what it has a right to."""
+        decision = self._decision(case, looked)
+        exclusive = decision if isinstance(decision, Exclusive) else None
+        claims: frozenset[ClaimUID] = frozenset() if exclusive is None else exclusive.claims
+        if decision != before:
+            self._tell(case, decision, again=before is not None)
+        for uid in claims:
+            assert exclusive is not None
+            self._enforcement.reservations.learn_pod(uid, case.pod.uid, proven=uid not in exclusive.unproven)
+        container.suspect = exclusive is None and not case.found.evidence.is_none
+        self._containers.assign(container, claims, CpuSet() if exclusive is None else exclusive.cpus)
+        if self._is_open(decision):
+            self._open[container.id] = (case, decision)
+            if before is None:
+                self._wake.set()
 
-    def of_sandbox(self, sandbox: str) -> tuple[Container, ...]:
-        """Return the containers of a pod's sandbox."""
-        return tuple(container for container in self._by_id.values() if container.pod.sandbox == sandbox)
+    def _is_open(self, decision: Decision) -> bool:
+        """Tell whether the API server may change a decision, directly or by what it says of another container."""
+        if isinstance(decision, Exclusive):
+            return bool(decision.unproven)
+        return isinstance(decision, Unverified) or (
+            isinstance(decision, Refused) and decision.reason == "owned" and bool(self._open)
+        )
 
-    def users(self, uid: ClaimUID) -> tuple[Container, ...]:
-        """Return the containers that have a claim's CPUs for themselves: those of one pod, its owner."""
-        return tuple(self._users.get(uid, {}).values())
+    def _decision(self, case: _Case, looked: Mapping[ClaimUID, str]) -> Decision:
+        request = case.found.request(case.pod)
+        try:
+            decision = decide_living(request, case.found.cpus, self._enforcement, self.marks, looked)
+        except Exception as error:
+            # One that cannot be understood must not keep the others where they are.
+            _log.exception("a bug", extra=fields(id=case.found.id[:64]))
+            return Refused(reason="malformed", message=f"internal error: {type(error).__name__}")
+        if isinstance(decision, Exclusive):
+            for uid in sorted(decision.claims):
+                owner = self._enforcement.owner(uid)
+                if owner is not None and owner[0].uid != case.pod.uid:
+                    message = f"claim {uid} is used by pod {owner[0]}, which was first"
+                    return Refused(reason="owned", message=message)
+        return decision
 
-    @property
-    def doubted(self) -> tuple[Container, ...]:
-        """The containers that may have other CPUs than they were given last."""
-        return tuple(self._doubted.values())
+    def _tell(self, case: _Case, decision: Decision, *, again: bool) -> None:
+        about = {"pod": case.pod, "container": case.found.name, "id": case.found.id}
+        if isinstance(decision, Refused):
+            self._metrics.count_refused_container(decision.reason)
+            _log.error(
+                "a container that runs would not be let in, and is put on the shared pool",
+                extra=fields(**about, reason=decision.message),
+            )
+        elif isinstance(decision, Unverified):
+            self._metrics.count_refused_container("unverified")
+            _log.warning(
+                "a container that runs says that it has a claim; it is on the shared pool until the API server says so",
+                extra=fields(**about, claims=",".join(sorted(decision.claims))),
+            )
+        elif isinstance(decision, Exclusive) and (decision.unproven or again):
+            by = "its CPUs" if decision.unproven else "the API server"
+            _log.info(
+                "a container that runs has a claim",
+                extra=fields(**about, claims=",".join(sorted(decision.claims)), known_by=by),
+            )
 
-    def others(self, uid: ClaimUID, cpus: CpuSet, offline: CpuSet) -> list[Container]:
-        """Return the containers without a claim that may run on some of its CPUs.
-
-        Where there is none, which is the rule, that is found out without looking at each.
-
-        Parameters
-        ----------
-        uid : ClaimUID
-            The claim.
-        cpus : CpuSet
-            The CPUs.
-        offline : CpuSet
-            The CPUs that are offline: a container all of whose CPUs are may run on any.
-        """
-        if not self._reached(uid, cpus, offline):
-            return []
-        return [
-            container
-            for container in self._by_id.values()
-            if uid not in container.claims
-            and (container.id in self._stranded or not container.may_have.isdisjoint(cpus))
-        ]
-
-    def _reached(self, uid: ClaimUID, cpus: CpuSet, offline: CpuSet) -> bool:
-        if offline != self._offline:
-            self._offline = offline
-            self._stranded = {one.id: one for one in self._by_id.values() if offline and one.given <= offline}
-        users = self._users.get(uid, {})
-        if any(identity not in users for identity in self._stranded):
-            return True
-        return self._occupancy.reaches(cpus, besides=[user.may_have for user in users.values()])
-
-    def _note(self, container: Container) -> None:
-        """Take note of what a container may have now."""
-        before, after = self._may_have.get(container.id), container.may_have
-        if before != after:
-            self._occupancy.add(after)
-            if before is not None:
-                self._occupancy.remove(before)
-            self._may_have[container.id] = after
-        _put(self._doubted, container, container.is_doubted)
-        _put(self._stranded, container, bool(self._offline) and container.given <= self._offline)
-
-    def _drop(self, container: Container) -> None:
-        container.watch = _nobody
-        self._occupancy.remove(self._may_have.pop(container.id))
-        _put(self._doubted, container, False)
-        _put(self._stranded, container, False)
-
-
-def _put(among: dict[str, Container], container: Container, there: bool) -> None:
-    if there:
-        among[container.id] = container
-    else:
-        among.pop(container.id, None)
-
-
-def _nobody(_: Container) -> None:
-    """Take note of nothing."""
+    def _count_corrected(self, container: Container) -> None:
+        self._metrics.count_corrected_containers("exclusive" if container.claims else "shared", 1)

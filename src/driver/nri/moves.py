@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from driver.logs import fields
 from driver.nri import messages
-from driver.nri.containers import Phase
+from driver.nri.container import Phase
 from driver.nri.errors import Refusal
 from fastcpu import CpuSet
 from fastcpu.cpuset import MAX_CPUS
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from driver.apis import nri_v1alpha1_pb2 as nri
     from driver.names import ClaimUID
-    from driver.nri.containers import Container
+    from driver.nri.container import Container
     from driver.nri.enforcement import Enforcement
 
 _log = logging.getLogger(__name__)

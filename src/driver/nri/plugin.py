@@ -18,27 +18,17 @@ from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.json_values import quoted
 from driver.logs import fields
 from driver.nri import messages
-from driver.nri.containers import Container, Phase
-from driver.nri.decisions import (
-    Decision,
-    Exclusive,
-    Marks,
-    Refused,
-    Unverified,
-    decide,
-    decide_living,
-    marked_claims,
-)
+from driver.nri.container import Container, Phase
+from driver.nri.decisions import Decision, Exclusive, Marks, Refused, Unverified, decide
 from driver.nri.errors import Refusal
+from driver.nri.living import Living, LivingMetrics
 from driver.nri.moves import MoveMetrics, Moves
-from driver.nri.precedence import precedence
 from driver.nri.runtimes import Runtime, allows_unsolicited_updates, tells_cdi_devices
 from fastcpu import CpuSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from driver.nri.containers import Pod
     from driver.nri.decisions import Request
     from driver.nri.enforcement import Enforcement
     from driver.nri.moves import Cgroups
@@ -47,14 +37,12 @@ _log = logging.getLogger(__name__)
 
 _LONGEST_LOOK_S: Final = 1.0
 _MOST_ENDED: Final = 4096
-# The runtime takes 4 MiB in all, and a CPU list may have tens of thousands of characters.
-_MOST_UPDATE_BYTES: Final = 3 << 20
 # Of a container that is not known these say that it lives: it was forgotten when its pod was stopped while it was being
 # started, or created while the runtime did without the driver.
 _BEGINNINGS: Final = (nri.POST_CREATE_CONTAINER, nri.START_CONTAINER, nri.POST_START_CONTAINER)
 
 
-class PluginMetrics(MoveMetrics, Protocol):
+class PluginMetrics(LivingMetrics, MoveMetrics, Protocol):
     """What counts the runtime's requests."""
 
     def observe_nri(self, operation: str, result: str, mode: str, seconds: float, /) -> None:
@@ -66,14 +54,8 @@ class PluginMetrics(MoveMetrics, Protocol):
     def observe_nri_synchronize(self, result: str, seconds: float, /) -> None:
         """Count a synchronisation, and how long it took."""
 
-    def count_refused_container(self, reason: str, /) -> None:
-        """Count a container that was not let in."""
-
     def set_unsolicited_updates(self, allowed: bool, /) -> None:
         """Say whether the runtime can be told to move containers at any time."""
-
-    def count_corrected_containers(self, mode: str, containers: int, /) -> None:
-        """Count containers that had not the CPUs that they should have, ``exclusive`` or ``shared``."""
 
 
 class RuntimePlugin:
@@ -99,7 +81,7 @@ class RuntimePlugin:
         self._containers = enforcement.containers
         self._metrics = metrics
         self._start_guard = start_guard
-        self._marks = Marks(cdi_devices=False, guard=start_guard)
+        self._living = Living(enforcement, metrics)
         self._look_s = _LONGEST_LOOK_S
         # What the containers were that have ended and are still to be removed.
         self._ended: dict[str, str] = {}
@@ -107,13 +89,13 @@ class RuntimePlugin:
     def connected(self, runtime_name: str, runtime_version: str, nri_version: str, request_timeout_s: float) -> None:
         """Take note of a new connection."""
         runtime = Runtime(name=runtime_name, version=runtime_version, nri_version=nri_version)
-        self._marks = Marks(cdi_devices=tells_cdi_devices(runtime), guard=self._start_guard)
+        self._living.marks = Marks(cdi_devices=tells_cdi_devices(runtime), guard=self._start_guard)
         self._enforcement.unsolicited_updates = allows_unsolicited_updates(runtime)
         self._metrics.set_unsolicited_updates(self._enforcement.unsolicited_updates)
         self._moves.forget()
         self._look_s = min(_LONGEST_LOOK_S, request_timeout_s / 2)
         self._enforcement.request_timeout_s = request_timeout_s
-        if not self._marks.any:
+        if not self._living.marks.any:
             _log.warning(
                 "nothing but the environment shows that a container was given a claim: this runtime does not tell its "
                 "CDI devices, and the start guard is off",
@@ -129,16 +111,28 @@ class RuntimePlugin:
 
     def disconnected(self, reason: str) -> None:
         """Take note of the end of the connection."""
+        self._living.forget()
+        self._moves.forget()
         self._enforcement.set_unknown(reason)
+
+    async def run(self) -> None:
+        """Find out what could not be found out before the runtime had to be answered, until cancelled."""
+        await self._living.run()
+
+    def synchronize_part(self, pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]) -> None:
+        """Take a part of all that lives; the last one comes with `synchronize`."""
+        self._living.take_part(pods, containers)
 
     async def synchronize(
         self, pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]
     ) -> Sequence[nri.ContainerUpdate]:
-        """Take all containers that live, and return what they are to have where they have not."""
+        """Take the rest of the containers that live, and return what all are to have where they have not."""
         started = time.perf_counter()
         result = "error"
         try:
-            updates = self._synchronize(pods, containers)
+            self._living.take_part(pods, containers)
+            updates = self._living.take_all()
+            self._ended.clear()
             result = "success"
         finally:
             self._metrics.observe_nri_synchronize(result, time.perf_counter() - started)
@@ -147,6 +141,7 @@ class RuntimePlugin:
     def synchronized(self) -> None:
         """Take note that pushes may start."""
         self._enforcement.set_known()
+        self._living.synchronized()
 
     async def create_container(
         self, pod: nri.PodSandbox, container: nri.Container
@@ -155,7 +150,7 @@ class RuntimePlugin:
         with self._measured("create_container") as measured:
             if not self._enforcement.unsolicited_updates:
                 await self._moves.look()
-            request = messages.read_request(messages.read_pod(pod), container)
+            request = messages.read_request(messages.read_pod(pod), container, self._living.held_claims())
             decision = await self._decide(request)
             if isinstance(decision, Unverified):
                 decision = self._changed_meanwhile(request, decision)
@@ -173,12 +168,13 @@ class RuntimePlugin:
                 exclusive.cpus if exclusive else CpuSet(),
                 cpus or self._reported(container),
                 self._enforcement.now(),
-                cgroups_path=container.linux.cgroups_path,
+                cgroups_path=messages.read_cgroups_path(container),
             )
             self._containers.add(known)
             self._moves.tell(container.id, updates)
             for uid in known.claims:
-                self._enforcement.reservations.learn_pod(uid, request.pod.uid)
+                proven = uid in request.evidence.marked or self._enforcement.is_proven(uid, request.pod.uid)
+                self._enforcement.reservations.learn_pod(uid, request.pod.uid, proven=proven)
             _log.info(
                 "container gets CPUs",
                 extra=fields(
@@ -200,7 +196,8 @@ class RuntimePlugin:
         if known is None:
             if container.state == nri.CONTAINER_STOPPED:
                 return ()
-            known = self._take_in(messages.read_pod(pod), container)
+            known = self._living.take_in(pod, container)
+        self._living.look_at(known)
         if not self._enforcement.unsolicited_updates:
             await self._moves.look()
         updates = self._updates(container.id, None)
@@ -241,7 +238,8 @@ class RuntimePlugin:
             # It may have ended before the runtime came to tell that it was started.
             if kind not in _BEGINNINGS or container.id in self._ended:
                 return
-            known = self._take_in(messages.read_pod(pod), container)
+            known = self._living.take_in(pod, container)
+        self._living.look_at(known)
         now = self._enforcement.now()
         if kind == nri.POST_CREATE_CONTAINER:
             known.post_created(now)
@@ -275,7 +273,7 @@ class RuntimePlugin:
             return "dra.cpu was not asked which CPUs the container gets; it is tried again"
         if not self._enforcement.pool.wanted(known, self._enforcement.pool.cpus):
             return None
-        cpus = messages.read_cpulist(request.adjust.linux.resources.cpu.cpus)
+        cpus = messages.read_cpulist(request.adjust.linux.resources.cpu.cpus, self._living.held_claims().limit)
         if cpus != known.given:
             return f"dra.cpu gave the container CPUs {known.given}, but it would be created with {cpus or 'others'}"
         return None
@@ -290,7 +288,7 @@ class RuntimePlugin:
         return updates + self._moves.riders(identity, updates)
 
     async def _decide(self, request: Request) -> Decision:
-        decision = decide(request, self._enforcement, self._marks, {})
+        decision = decide(request, self._enforcement, self._living.marks, {})
         if not isinstance(decision, Unverified):
             return decision
         records = [self._enforcement.records[uid] for uid in decision.claims]
@@ -298,7 +296,7 @@ class RuntimePlugin:
             *(self._enforcement.reservations.look(record, self._look_s) for record in records)
         )
         # All may be different by now.
-        return decide(request, self._enforcement, self._marks, dict(zip(decision.claims, reasons, strict=True)))
+        return decide(request, self._enforcement, self._living.marks, dict(zip(decision.claims, reasons, strict=True)))
 
     def _changed_meanwhile(self, request: Request, unverified: Unverified) -> Refused:
         """Refuse a container of a claim that lost its pod while another of its claims was read."""
@@ -333,98 +331,10 @@ class RuntimePlugin:
         )
         raise Refusal(refused.message)
 
-    def _synchronize(
-        self, pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]
-    ) -> list[nri.ContainerUpdate]:
-        by_id = {pod.id: messages.read_pod(pod) for pod in pods}
-        former = {uid: owner[0].uid for uid in self._enforcement.records if (owner := self._enforcement.owner(uid))}
-        living = [container for container in containers if container.state != nri.CONTAINER_STOPPED]
-        requests = [
-            messages.read_request(by_id.get(container.pod_sandbox_id) or messages.unknown_pod(container), container)
-            for container in living
-        ]
-        rights = [
-            precedence(request, container, former, self._enforcement.records)
-            for request, container in zip(requests, living, strict=True)
-        ]
-        order = sorted(range(len(living)), key=rights.__getitem__)
-        self._containers.replace_all(())
-        self._ended.clear()
-        updates = []
-        pool = self._enforcement.pool.current(self._enforcement.now())
-        texts: dict[CpuSet, str] = {}
-        corrected = {"exclusive": 0, "shared": 0}
-        room = _MOST_UPDATE_BYTES
-        for index in order:
-            known = self._classify(requests[index], living[index])
-            self._containers.add(known)
-            wanted = self._enforcement.pool.wanted(known, pool)
-            if not wanted or messages.read_cpus(living[index]) == wanted:
-                continue
-            corrected["exclusive" if known.claims else "shared"] += 1
-            update = messages.update(known.id, texts.setdefault(wanted, str(wanted)))
-            update.ignore_failure = True
-            room -= update.ByteSize()
-            # What has no room is pushed soon, as all that was found is.
-            if room >= 0:
-                updates.append(update)
-                known.synchronized(wanted, self._enforcement.now())
-        for mode, count in corrected.items():
-            self._metrics.count_corrected_containers(mode, count)
-        return updates
-
-    def _take_in(self, pod: Pod, container: nri.Container) -> Container:
-        """Take note of a container that lives and was not known."""
-        known = self._classify(messages.read_request(pod, container), container)
-        self._containers.add(known)
-        return known
-
-    def _classify(self, request: Request, container: nri.Container) -> Container:
-        """Return what a container is that nobody can refuse any more."""
-        decision: Decision
-        try:
-            decision = decide_living(request, self._enforcement.records, self._marks)
-        except Exception as error:
-            # One that cannot be understood must not keep the others where they are.
-            _log.exception("a bug", extra=fields(id=container.id[:64]))
-            decision = Refused(reason="malformed", message=f"internal error: {type(error).__name__}")
-        if isinstance(decision, Exclusive):
-            for uid in decision.claims:
-                owner = self._enforcement.owner(uid)
-                if owner is not None and owner[0].uid != request.pod.uid:
-                    decision = Refused(
-                        reason="owned", message=f"claim {uid} is used by pod {owner[0]}, which was first"
-                    )
-                    break
-        if isinstance(decision, Refused):
-            self._metrics.count_refused_container(decision.reason)
-            _log.error(
-                "a container that runs would not be let in, and is put on the shared pool",
-                extra=fields(pod=request.pod, container=request.name, id=container.id, reason=decision.message),
-            )
-        exclusive = decision if isinstance(decision, Exclusive) else None
-        if exclusive is not None:
-            # Only the API server can tell whether a claim is reserved for the pod of a container that has nothing of it
-            # but the variable.
-            reported = messages.read_cpus(container)
-            restricted = reported is not None and reported <= exclusive.cpus
-            for uid in exclusive.claims if restricted else exclusive.claims & marked_claims(request):
-                self._enforcement.reservations.learn_pod(uid, request.pod.uid)
-        return Container.found(
-            container.id,
-            request.name,
-            request.pod,
-            exclusive.claims if exclusive else frozenset(),
-            exclusive.cpus if exclusive else CpuSet(),
-            self._reported(container),
-            messages.read_phase(container),
-            self._enforcement.now(),
-            cgroups_path=container.linux.cgroups_path,
-        )
-
     def _reported(self, container: nri.Container) -> CpuSet:
         """Return the CPUs that the runtime says a container has: without a restriction all."""
-        return messages.read_cpus(container) or self._enforcement.everything
+        cpus = messages.read_cpus(container, self._living.held_claims().limit)
+        return cpus or self._enforcement.everything
 
     def _forget(self, operation: str, identity: str) -> None:
         with self._measured(operation) as measured:

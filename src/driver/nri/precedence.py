@@ -11,29 +11,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from driver.apis import nri_v1alpha1_pb2 as nri
-from driver.names import CPUSET_VARIABLE_PREFIX, ClaimUID
-from driver.nri import messages
+from driver.nri.container import Phase
 from fastcpu import CpuSet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from driver.ledger import Record
-    from driver.nri.decisions import Request
+    from driver.names import ClaimUID
+    from driver.nri.container import Pod
+    from driver.nri.survey import Found
 
 
 def precedence(
-    request: Request, container: nri.Container, former: Mapping[ClaimUID, str], records: Mapping[ClaimUID, Record]
+    found: Found, pod: Pod, former: Mapping[ClaimUID, str], records: Mapping[ClaimUID, Record]
 ) -> tuple[bool, bool, bool, bool, int, str]:
     """Return a key by which containers are sorted, the one with the best right first.
 
     Parameters
     ----------
-    request : Request
-        What is to be decided about the container.
-    container : Container
+    found : Found
         The container, as the runtime tells it.
+    pod : Pod
+        Its pod.
     former : Mapping of ClaimUID to str
         The UIDs of the pods that are known to have used claims before.
     records : Mapping of ClaimUID to Record
@@ -45,10 +45,10 @@ def precedence(
         First comes one whose pod had a claim before, then one that bears a mark of a claim, that is restricted to its
         claims' CPUs, that runs, and that was created earlier.
     """
-    names = [ClaimUID(entry.partition("=")[0].removeprefix(CPUSET_VARIABLE_PREFIX)) for entry in request.variables]
-    had_it = any(former.get(name) == request.pod.uid for name in names)
-    marked = bool(request.guards or request.cdi_devices)
-    cpus = messages.read_cpus(container)
-    restricted = cpus is not None and cpus <= CpuSet().union(*(records[name].cpus for name in names if name in records))
-    runs = container.state == nri.CONTAINER_RUNNING
-    return not had_it, not marked, not restricted, not runs, container.created_at, container.id
+    names = [variable.uid for variable in found.evidence.variables]
+    had_it = any(former.get(name) == pod.uid for name in names)
+    marked = bool(found.evidence.marked)
+    claimed = CpuSet().union(*(records[name].cpus for name in names if name in records))
+    restricted = found.cpus is not None and found.cpus <= claimed
+    runs = found.phase is Phase.RUNNING
+    return not had_it, not marked, not restricted, not runs, found.created_at, found.id

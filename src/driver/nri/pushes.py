@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from driver.apis import nri_v1alpha1_pb2 as nri
-    from driver.nri.containers import Container
+    from driver.nri.container import Container
     from driver.nri.enforcement import Enforcement
     from fastcpu import CpuSet
 

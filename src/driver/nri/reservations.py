@@ -46,19 +46,42 @@ class Reservations:
 
     def __init__(self, claims: ClaimSource) -> None:
         self._claims = claims
-        self._known: dict[ClaimUID, frozenset[str]] = {}
+        self._read: dict[ClaimUID, frozenset[str]] = {}
+        # Pods that use a claim, and whether anything but their CPUs has shown that they do by right.
+        self._users: dict[ClaimUID, dict[str, bool]] = {}
+        self._learned = asyncio.Event()
+
+    @property
+    def learned(self) -> asyncio.Event:
+        """An event that the next claim that is read sets, and that is never used again after that."""
+        return self._learned
 
     def learn(self, uid: ClaimUID, raw: Mapping[str, object]) -> None:
         """Take note of what a claim says that was read just now."""
-        self._known[uid] = consumers(raw)
+        self._read[uid] = consumers(raw)
+        self._users.pop(uid, None)
+        self._learned.set()
+        self._learned = asyncio.Event()
 
-    def learn_pod(self, uid: ClaimUID, pod_uid: str) -> None:
-        """Take note of a pod that uses a claim by right, so that its containers can start again whatever happens."""
-        self._known[uid] = self._known.get(uid, frozenset()) | {pod_uid}
+    def learn_pod(self, uid: ClaimUID, pod_uid: str, *, proven: bool = True) -> None:
+        """Take note of a pod that uses a claim, so that its containers can start again whatever happens.
+
+        Parameters
+        ----------
+        uid : ClaimUID
+            The claim.
+        pod_uid : str
+            The pod's UID.
+        proven : bool
+            Whether it does so by right; else that may still be found to be wrong.
+        """
+        users = self._users.setdefault(uid, {})
+        users[pod_uid] = proven or users.get(pod_uid, False)
 
     def forget(self, uid: ClaimUID) -> None:
         """Forget a claim that is not prepared any more."""
-        self._known.pop(uid, None)
+        self._read.pop(uid, None)
+        self._users.pop(uid, None)
 
     def reserved_for(self, uid: ClaimUID, pod_uid: str, *, marked: bool) -> bool:
         """Tell whether a claim is known to be reserved for a pod.
@@ -75,8 +98,21 @@ class Reservations:
         marked : bool
             Whether the container was given the claim's CDI device.
         """
-        known = self._known.get(uid, frozenset())
-        return pod_uid in known or (marked and _OTHERS in known)
+        read = self._read.get(uid, frozenset())
+        return pod_uid in read or pod_uid in self._users.get(uid, ()) or (marked and _OTHERS in read)
+
+    def is_proven(self, uid: ClaimUID, pod_uid: str) -> bool:
+        """Tell whether a pod whose container lives has a claim by right, as far as that can be known.
+
+        Parameters
+        ----------
+        uid : ClaimUID
+            The claim.
+        pod_uid : str
+            The pod's UID.
+        """
+        read = self._read.get(uid, frozenset())
+        return pod_uid in read or _OTHERS in read or self._users.get(uid, {}).get(pod_uid, False)
 
     async def look(self, record: Record, timeout_s: float) -> str:
         """Read a claim once more.

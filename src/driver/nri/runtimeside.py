@@ -82,6 +82,7 @@ class RuntimeSide:
         """Stay connected, answer the runtime, and push what becomes necessary, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._connection.run())
+            tasks.create_task(self._plugin.run())
             tasks.create_task(self._pushes.run(self._connection.update_containers))
 
     def close(self) -> None:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from driver.apis import nri_v1alpha1_pb2 as nri
-from driver.logs import fields, one_line
+from driver.logs import fields
 from driver.nri.client import Client
 from driver.nri.errors import Code, NriError
 from driver.nri.mux import PLUGIN_CONNECTION, RUNTIME_CONNECTION
 from driver.nri.runtimes import Runtime, allows_unsolicited_updates
 from driver.nri.server import Method, Server
 from driver.nri.subscription import VALIDATION, Subscription
+from driver.nri.ttrpc import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -40,8 +41,7 @@ NRI_VERSION: Final = "v0.12.3"
 _REQUEST_TIMEOUT_S: Final = 2.0  # of a runtime that does not say
 _SHORTEST_REQUEST_TIMEOUT_S: Final = 0.01
 _LONGEST_REQUEST_TIMEOUT_S: Final = 3600.0
-# Each has at most 4 MiB. A runtime with NRI 0.12 whose pods are too few to be halved sends empty ones without end.
-_MOST_PARTS: Final = 64
+_MOST_NAMED: Final = 8
 
 _CONTAINER_RPCS: Final = {
     "PostCreateContainer": nri.POST_CREATE_CONTAINER,
@@ -73,10 +73,19 @@ class NriPlugin(Protocol):
     def disconnected(self, reason: str) -> None:
         """Take note of the end of the connection; called once after `connected`, when no coroutine runs any more."""
 
+    def synchronize_part(self, pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]) -> None:
+        """Take some of the pods and containers that exist, of which nothing must be kept but what is needed.
+
+        Raises
+        ------
+        NriError
+            If all together are too much. The connection ends then.
+        """
+
     async def synchronize(
         self, pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]
     ) -> Sequence[nri.ContainerUpdate]:
-        """Take all pods and containers that exist, and return what has to be changed."""
+        """Take the rest of the pods and containers that exist, and return what has to be changed."""
 
     def synchronized(self) -> None:
         """Take note that the runtime has the answer of `synchronize`: updates may be pushed from now on."""
@@ -188,9 +197,8 @@ class Session:
         )
         self._runtime: Runtime | None = None
         self._mask = 0
-        self._pods: list[nri.PodSandbox] = []
-        self._containers: list[nri.Container] = []
-        self._parts = 0
+        # How many parts, pods and containers have been told.
+        self._told = (0, 0, 0)
         self._events_accepted = False
         self._complete = False
 
@@ -241,7 +249,7 @@ class Session:
             timeout_s=timeout_s,
         )
         if answer.failed:
-            failed = ", ".join(one_line(update.container_id) for update in answer.failed)
+            failed = ", ".join(bounded(update.container_id) for update in answer.failed[:_MOST_NAMED])
             raise NriError(Code.UNKNOWN, f"UpdateContainers: the runtime could not update {failed}")
 
     async def _handshake(self) -> str | None:
@@ -309,9 +317,9 @@ class Session:
 
     async def _configure(self, request: nri.ConfigureRequest) -> nri.ConfigureResponse:
         runtime = Runtime(
-            name=one_line(request.runtime_name),
-            version=one_line(request.runtime_version),
-            nri_version=one_line(request.NRI_version),
+            name=bounded(request.runtime_name),
+            version=bounded(request.runtime_version),
+            nri_version=bounded(request.NRI_version),
         )
         if request.request_timeout > 0:
             timeout_s = max(request.request_timeout / 1000, _SHORTEST_REQUEST_TIMEOUT_S)
@@ -335,20 +343,17 @@ class Session:
 
     async def _synchronize(self, request: nri.SynchronizeRequest) -> nri.SynchronizeResponse:
         self._events_accepted = True
-        self._parts += 1
-        if self._parts > _MOST_PARTS:
-            raise NriError(Code.RESOURCE_EXHAUSTED, f"pods and containers come in more than {_MOST_PARTS} parts")
-        self._pods += request.pods
-        self._containers += request.containers
+        parts, pods, containers = self._told
+        self._told = parts + 1, pods + len(request.pods), containers + len(request.containers)
         if request.more:
+            self._plugin.synchronize_part(request.pods, request.containers)
             return nri.SynchronizeResponse(more=True)
-        pods, containers, parts = self._pods, self._containers, self._parts
-        self._pods, self._containers, self._parts = [], [], 0
-        updates = await self._plugin.synchronize(pods, containers)
+        (parts, pods, containers), self._told = self._told, (0, 0, 0)
+        updates = await self._plugin.synchronize(request.pods, request.containers)
         self._complete = True
         _log.info(
             "synchronised with the runtime",
-            extra=fields(pods=len(pods), containers=len(containers), parts=parts, updates=len(updates)),
+            extra=fields(pods=pods, containers=containers, parts=parts, updates=len(updates)),
         )
         return nri.SynchronizeResponse(update=updates)
 

@@ -14,7 +14,7 @@ from fastcpu import CpuSet
 if TYPE_CHECKING:
     from driver.ledger import Ledger
     from driver.names import ClaimUID
-    from driver.nri.containers import Container
+    from driver.nri.container import Container
 
 SET_ASIDE_S: Final = 120.0
 """The kubelet repeats a failed prepare after 60 to 90 s."""
@@ -83,6 +83,8 @@ class SharedPool:
         current : CpuSet
             What `current` has returned.
         """
+        if container.unread:
+            return CpuSet()
         if container.claims and self.is_usable(container.exclusive):
             return container.exclusive
         return CpuSet() if self.leaves_alone else current

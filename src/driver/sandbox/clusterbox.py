@@ -35,6 +35,7 @@ from fastcpu.sysfs import read_topology
 # What of a socket's path comes after the box's folder, with room to spare.
 _PATH_RESERVE: Final = 60
 _SHOWN_LOG_LINES: Final = 20
+_DEFAULT_TRAITS: Final = RuntimeTraits()
 
 
 class ClusterBox:
@@ -51,7 +52,7 @@ class ClusterBox:
     gates : collection of str
         Feature gates of the API server.
     traits : RuntimeTraits
-        What the container runtime says of itself, and how it behaves.
+        What the container runtime says of itself, and what it demands of the driver.
     wipe_after_s : float
         How long a driver may be without a connection before the kubelet deletes its slices.
     say : callable, optional
@@ -77,7 +78,7 @@ class ClusterBox:
         sysfs_root: Path | None = None,
         shape: MachineShape | None = None,
         gates: Collection[str] = (),
-        traits: RuntimeTraits = RuntimeTraits(),  # noqa: B008, frozen
+        traits: RuntimeTraits = _DEFAULT_TRAITS,
         wipe_after_s: float = 30.0,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:

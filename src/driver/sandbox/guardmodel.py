@@ -15,6 +15,7 @@ from driver.errors import ClaimError
 from driver.sandbox.runtime import RefusedError
 from driver.startguard import hook_claims
 from fastcpu.cpuset import CpuSet
+from fastcpu.errors import CpuListError
 
 
 def run_guard_hooks(container: nri.Container, cpus: CpuSet) -> None:
@@ -37,11 +38,11 @@ def run_guard_hooks(container: nri.Container, cpus: CpuSet) -> None:
         if not os.access(hook.path, os.X_OK):
             raise _refused(number, f"fork/exec {hook.path}: no such file or directory, or it cannot be executed")
     try:
-        allowed = hook_claims(hooks)
-    except ClaimError as error:
+        claims = hook_claims(hooks)
+        union = CpuSet().union(*(CpuSet.parse(text) for _, text in claims))
+    except (ClaimError, CpuListError) as error:
         raise _refused(0, f"dracpu start guard: {error}") from error
-    union = CpuSet().union(*allowed.values())
-    if allowed and not cpus <= union:
+    if claims and not cpus <= union:
         raise _refused(
             0,
             f"exit status 1, stdout: , stderr: dracpu start guard: the container would run on CPUs {cpus}, "

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,10 +18,13 @@ from driver.nri.client import Client
 from driver.nri.errors import Code, NriError
 from driver.nri.mux import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Trunk
 from driver.nri.server import Method, Server
+from driver.nri.ttrpc import MOST_DATA_BYTES
 
 _PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 _RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
 _REGISTRATION_DEADLINE_S: Final = 5.0
+# Of a message within another one: its tag and its length.
+_FIELD_BYTES: Final = 6
 # Since NRI 0.12 each of these has a call of its own.
 _OWN_CALLS: Final = {
     nri.RUN_POD_SANDBOX: "RunPodSandbox",
@@ -35,6 +40,7 @@ _OWN_CALLS: Final = {
 _REFUSABLE: Final = frozenset({nri.RUN_POD_SANDBOX, nri.START_CONTAINER})
 
 _Answer = TypeVar("_Answer", bound=Message)
+_Object = TypeVar("_Object", nri.PodSandbox, nri.Container)
 
 
 class PluginGoneError(NriError):
@@ -60,6 +66,10 @@ class RuntimeTraits:
         How long a plugin may take for each answer, in seconds.
     most_per_part : int
         How many pods and how many containers a part of a synchronisation has at most.
+    most_part_bytes : int
+        How many bytes a part has at most; a pod or a container that has more by itself cannot be told.
+    tells_cdi_devices : bool
+        Whether it tells a container's CDI devices.
     """
 
     name: str = "containerd"
@@ -68,6 +78,8 @@ class RuntimeTraits:
     known_events: int = 0x3FFF
     request_timeout_s: float = 2.0
     most_per_part: int = 1000
+    most_part_bytes: int = MOST_DATA_BYTES - 4096
+    tells_cdi_devices: bool = True
 
     @property
     def deadlocks(self) -> bool:
@@ -108,6 +120,12 @@ class NriPlugin:
         The mask of the events to which it has subscribed.
     connected : bool
         Whether it is still connected.
+    slowest_s : float
+        The longest that it took for an answer, in seconds; whoever measures sets it to 0 before.
+    parts : int
+        In how many parts it was told what exists.
+    synchronize_s : float
+        How long it took for all of them, in seconds.
     """
 
     def __init__(
@@ -141,6 +159,9 @@ class NriPlugin:
         self.registration = nri.RegisterPluginRequest()
         self.events = 0
         self.connected = True
+        self.slowest_s = 0.0
+        self.parts = 0
+        self.synchronize_s = 0.0
 
     async def run(self) -> None:
         """Serve the plugin until the connection ends."""
@@ -194,6 +215,7 @@ class NriPlugin:
             With the error that it answered.
         """
         timeout_s = self._traits.request_timeout_s
+        started = time.perf_counter()
         try:
             # The client itself waits longer: an answer that says DEADLINE_EXCEEDED is not the same as none.
             async with asyncio.timeout(timeout_s):
@@ -205,6 +227,8 @@ class NriPlugin:
             if self.connected:
                 raise
             raise PluginGoneError("ttrpc: closed") from error
+        finally:
+            self.slowest_s = max(self.slowest_s, time.perf_counter() - started)
 
     async def configure(self) -> None:
         """Configure the plugin, and learn its events.
@@ -238,17 +262,47 @@ class NriPlugin:
         TimeoutError
             If all parts together take too long.
         """
-        size = self._traits.most_per_part
+        parts = self._parts(pods, containers)
+        self.parts = len(parts)
+        started = time.perf_counter()
         async with asyncio.timeout(self._traits.request_timeout_s):
-            while True:
-                more = len(pods) > size or len(containers) > size
-                request = nri.SynchronizeRequest(pods=pods[:size], containers=containers[:size], more=more)
+            for request in parts:
                 answer = await self.call("Synchronize", request, nri.SynchronizeResponse)
-                if not more:
-                    return answer.update
-                if answer.update or not answer.more:
+                if request.more and (answer.update or not answer.more):
                     raise NriError(Code.INTERNAL, "plugin does not handle split sync requests")
-                pods, containers = pods[size:], containers[size:]
+        self.synchronize_s = time.perf_counter() - started
+        return answer.update
+
+    def _parts(
+        self, pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]
+    ) -> Sequence[nri.SynchronizeRequest]:
+        """Return the messages of a synchronisation, each as large as it may be."""
+        parts: list[nri.SynchronizeRequest] = []
+        left_pods, left_containers = deque(pods), deque(containers)
+        while left_pods or left_containers or not parts:
+            part = nri.SynchronizeRequest()
+            left = self._traits.most_part_bytes
+            # One of each in turn: a container may come before its pod.
+            while (pod := self._next(left_pods, len(part.pods), left)) is not None:
+                part.pods.append(pod)
+                left -= pod.ByteSize() + _FIELD_BYTES
+                if (container := self._next(left_containers, len(part.containers), left)) is not None:
+                    part.containers.append(container)
+                    left -= container.ByteSize() + _FIELD_BYTES
+            while (container := self._next(left_containers, len(part.containers), left)) is not None:
+                part.containers.append(container)
+                left -= container.ByteSize() + _FIELD_BYTES
+            part.more = bool(left_pods or left_containers)
+            if part.more and not (part.pods or part.containers):
+                raise NriError(Code.RESOURCE_EXHAUSTED, "a pod or a container is larger than a message may be")
+            parts.append(part)
+        return parts
+
+    def _next(self, left: deque[_Object], taken: int, n_bytes: int) -> _Object | None:
+        """Take the next object for a part, if it has room for it."""
+        if not left or taken == self._traits.most_per_part or left[0].ByteSize() + _FIELD_BYTES > n_bytes:
+            return None
+        return left.popleft()
 
     async def tell(self, event: nri.Event, pod: nri.PodSandbox, container: nri.Container | None = None) -> None:
         """Tell the plugin of an event, if it has asked for it.

@@ -91,6 +91,7 @@ class ContainerRuntime:
         self._run_hooks = run_hooks
         self._say = say
         self._traits = traits
+        self._tells_cdi_devices = traits.tells_cdi_devices
         self._plugins = NriPlugins(socket_path, traits, self)
         self._changed = asyncio.Event()
         self._starting: set[str] = set()
@@ -224,6 +225,8 @@ class ContainerRuntime:
             created = nri.Container()
             created.CopyFrom(container)
             self._inject(created)
+            if not self._tells_cdi_devices:
+                del created.CDI_devices[:]
             try:
                 resources = await self._plugins.create(pod, created)
             except NriError as error:
