@@ -224,10 +224,9 @@ class Living:
             if reason:
                 retry_s = min(2 * self._retries.get(uid, (0.0, _FIRST_RETRY_S / 2))[1], _LONGEST_RETRY_S)
                 self._retries[uid] = (now + retry_s, retry_s)
-                _log.warning(
-                    "cannot find out whether a container that runs has a claim",
-                    extra=fields(uid=uid, reason=reason, retry_s=retry_s),
-                )
+                level = logging.WARNING if retry_s == _FIRST_RETRY_S else logging.DEBUG
+                about = fields(uid=uid, reason=reason, retry_s=retry_s)
+                _log.log(level, "cannot find out whether a container that runs has a claim", extra=about)
             else:
                 self._retries.pop(uid, None)
         self._decide_again(looked)
@@ -321,6 +320,9 @@ class Living:
             _log.exception("a bug", extra=fields(id=case.found.id[:64]))
             return Refused(reason="malformed", message=f"internal error: {type(error).__name__}")
         if isinstance(decision, Exclusive):
+            if barred := [uid for uid in sorted(decision.claims) if self._enforcement.is_barred(uid)]:
+                # It was found that nobody uses it, and its CPUs may be given on at any moment.
+                return Unverified(claims=tuple(barred))
             for uid in sorted(decision.claims):
                 owner = self._enforcement.owner(uid)
                 if owner is not None and owner[0].uid != case.pod.uid:
