@@ -335,6 +335,17 @@ async def test_a_container_of_another_claim_does_not_block_what_both_hold(make_s
     await side.unused()
 
 
+async def test_a_claim_that_is_going_is_given_to_no_container(make_side):
+    side = make_side()
+    side.hold()
+    with side.enforcement.barred(A, "is being unprepared"):
+        await side.synchronize(container("c", "p", FORGED, marked="2-5"))
+        await settle()
+        assert (side.users(), side.wanted("c")) == ([], "0-1,6-15")
+    side.plugin._living._wake.set()
+    await until(lambda: side.users() == ["c"])
+
+
 # Time
 
 

@@ -316,7 +316,7 @@ async def test_one_container_that_cannot_be_understood_shares_and_does_not_stop_
         return decide_living(request, *rest)
 
     monkeypatch.setattr(living, "decide_living", fail)
-    odd = nri.Container(id="2", name="odd", pod_sandbox_id="s")
+    odd = nri.Container(id="2", name="odd", pod_sandbox_id="s", env=["DRA_CPUSET_a=2-5"])
     updates = await side.plugin.synchronize([POD], [shared("1"), odd, shared("3")])
     assert [update.container_id for update in updates] == ["1", "2", "3"]
     # A claim's prepare waits for it as for any other.

@@ -184,6 +184,10 @@ class Enforcement:
             if uid not in container.claims and self.containers.users(uid)
         }
 
+    def is_barred(self, uid: ClaimUID) -> bool:
+        """Tell whether a claim is coming or going just now, so that no container may get it."""
+        return uid in self._barred
+
     def owner(self, uid: ClaimUID) -> tuple[Pod, str] | None:
         """Return the pod that uses a claim, and a container of it that lives; None if no container does."""
         users = self.containers.users(uid)

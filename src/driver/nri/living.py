@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from driver.logs import fields
 from driver.nri import messages
 from driver.nri.container import Container
-from driver.nri.decisions import Decision, Exclusive, Marks, Refused, Unverified, decide_living
+from driver.nri.decisions import Decision, Exclusive, Marks, Refused, Shared, Unverified, decide_living
 from driver.nri.evidence import HeldClaims
 from driver.nri.precedence import precedence
 from driver.nri.survey import Survey
@@ -47,6 +47,7 @@ _LOOK_S: Final = 10.0
 _LOOKS_TOGETHER: Final = 8
 _FIRST_RETRY_S: Final = 1.0
 _LONGEST_RETRY_S: Final = 60.0
+_SHARED: Final = Shared()
 
 
 class LivingMetrics(Protocol):
@@ -133,6 +134,7 @@ class Living:
         pool = self._enforcement.pool.current(self._enforcement.now())
         texts: dict[CpuSet, str] = {}
         touched: dict[CpuSet, frozenset[ClaimUID]] = {}
+        corrected = {"exclusive": 0, "shared": 0}
         room = _MOST_UPDATE_BYTES
         for case in cases:
             now = self._enforcement.now()
@@ -146,7 +148,7 @@ class Living:
             wanted = self._enforcement.pool.wanted(container, pool)
             if not wanted or case.found.cpus == wanted:
                 continue
-            self._count_corrected(container)
+            corrected["exclusive" if container.claims else "shared"] += 1
             update = messages.update(container.id, texts.setdefault(wanted, str(wanted)))
             update.ignore_failure = True
             room -= update.ByteSize()
@@ -154,6 +156,8 @@ class Living:
             if room >= 0:
                 updates.append(update)
                 container.synchronized(wanted, now)
+        for mode, count in corrected.items():
+            self._metrics.count_corrected_containers(mode, count)
         if self._rest:
             _log.warning(
                 "there was no time to look at all containers before the runtime was answered; it is done now",
@@ -184,7 +188,7 @@ class Living:
         self._decide(container, case, {})
         wanted = self._enforcement.pool.wanted(container, self._enforcement.pool.current(self._enforcement.now()))
         if wanted and case.found.cpus != wanted:
-            self._count_corrected(container)
+            self._metrics.count_corrected_containers("exclusive" if container.claims else "shared", 1)
 
     # Afterwards
 
@@ -224,10 +228,9 @@ class Living:
             if reason:
                 retry_s = min(2 * self._retries.get(uid, (0.0, _FIRST_RETRY_S / 2))[1], _LONGEST_RETRY_S)
                 self._retries[uid] = (now + retry_s, retry_s)
-                _log.warning(
-                    "cannot find out whether a container that runs has a claim",
-                    extra=fields(uid=uid, reason=reason, retry_s=retry_s),
-                )
+                level = logging.WARNING if retry_s == _FIRST_RETRY_S else logging.DEBUG
+                about = fields(uid=uid, reason=reason, retry_s=retry_s)
+                _log.log(level, "cannot find out whether a container that runs has a claim", extra=about)
             else:
                 self._retries.pop(uid, None)
         self._decide_again(looked)
@@ -323,6 +326,8 @@ class Living:
         )
 
     def _decision(self, case: _Case, looked: Mapping[ClaimUID, str]) -> Decision:
+        if case.found.evidence.is_none:
+            return _SHARED
         request = case.found.request(case.pod)
         try:
             decision = decide_living(request, case.found.cpus, self._enforcement, self.marks, looked)
@@ -331,6 +336,9 @@ class Living:
             _log.exception("a bug", extra=fields(id=case.found.id[:64]))
             return Refused(reason="malformed", message=f"internal error: {type(error).__name__}")
         if isinstance(decision, Exclusive):
+            if barred := [uid for uid in sorted(decision.claims) if self._enforcement.is_barred(uid)]:
+                # It was found that nobody uses it, and its CPUs may be given on at any moment.
+                return Unverified(claims=tuple(barred))
             for uid in sorted(decision.claims):
                 owner = self._enforcement.owner(uid)
                 if owner is not None and owner[0].uid != case.pod.uid:
@@ -358,6 +366,3 @@ class Living:
                 "a container that runs has a claim",
                 extra=fields(**about, claims=",".join(sorted(decision.claims)), known_by=by),
             )
-
-    def _count_corrected(self, container: Container) -> None:
-        self._metrics.count_corrected_containers("exclusive" if container.claims else "shared", 1)

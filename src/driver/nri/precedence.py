@@ -48,7 +48,7 @@ def precedence(
     names = [variable.uid for variable in found.evidence.variables]
     had_it = any(former.get(name) == pod.uid for name in names)
     marked = bool(found.evidence.marked)
-    claimed = CpuSet().union(*(records[name].cpus for name in names if name in records))
+    claimed = CpuSet().union(*(records[name].cpus for name in names if name in records)) if names else CpuSet()
     restricted = found.cpus is not None and found.cpus <= claimed
     runs = found.phase is Phase.RUNNING
     return not had_it, not marked, not restricted, not runs, found.created_at, found.id

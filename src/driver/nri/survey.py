@@ -35,7 +35,7 @@ _CLAIM_BYTES: Final = 200
 _MOST_LISTS: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Found:
     """A container that lives, as the runtime tells it.
 
