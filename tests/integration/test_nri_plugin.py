@@ -852,7 +852,10 @@ async def test_a_container_of_the_claim_s_pod_gets_its_cpus_as_soon_as_the_api_s
     await node.runtime.synchronized()
     await node.until(lambda: node.cpus(own) == "0-1,6-15")
     node.claims.error = None
-    await node.until(lambda: node.cpus(own) == "2-5")
+    known = node.side.enforcement.containers.get(own)
+    await node.until(lambda: known.claims == {"a"})
+    await node.run("other")  # whose answer carries the move
+    assert node.cpus(own) == "2-5"
     with pytest.raises(RuntimePendingError, match="has not ended"):
         await node.preparer.unprepare(reference)
 
@@ -872,6 +875,7 @@ async def test_a_claim_is_not_given_on_under_a_container_that_cannot_be_moved_of
     assert "a" in node.ledger.records
     node.runtime.broken.clear()
     known = node.side.enforcement.containers.get(forger)
-    await node.until(lambda: known.may_have.isdisjoint(CpuSet.parse("2-5")))
+    await node.run("other")  # whose answer carries the move
+    assert known.may_have.isdisjoint(CpuSet.parse("2-5"))
     await node.preparer.unprepare(reference)
     assert "a" not in node.ledger.records
