@@ -26,13 +26,12 @@ from driver.flags import HelpRequest, parse_flags
 from driver.logs import one_line
 from driver.settings import FLAGS, load
 from fastcpu.errors import TopologyError
-from fastcpu.filetree import open_tree
-from fastcpu.sysfs import read_topology
+from fastcpu.sysfs import open_tree, read_topology
 from fastcpu.topology import EFFICIENCY, PERFORMANCE, STANDARD
 
 if TYPE_CHECKING:
     from driver.commandline import ReportOptions
-    from fastcpu.filetree import FileTree
+    from fastcpu.sysfs import FileTree
     from fastcpu.topology import Level, Topology
 
 LAYOUT_VERSION: Final = "v1"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU sets, machine topologies and pools of CPUs; nothing of Kubernetes.
 
-No module here does I/O except by `fastcpu.filetree`, none logs, and none has state of its own. The Cython modules
+No module here does I/O except by `fastcpu.sysfs`, none logs, and none has state of its own. The Cython modules
 validate what they are given and own their memory; values (`CpuSet`, `Topology`) never change and may be shared between
 threads.
 """

@@ -1,58 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose CPUs where the driver may choose: the best ones there are, by rules that leave nothing to chance.
-
-Of all choices of n free CPUs the best one is taken. Of two choices that one is better which is so by the first of
-these criteria in which they differ. A domain (a socket, NUMA node or L3 cache) or a core is *touched* by a choice
-that has a CPU of it.
-
-1. Sockets: the fewest touched.
-2. NUMA nodes: the fewest touched.
-3. L3 caches: the fewest touched.
-4. Split cores: the fewest cores of which the choice has some but not all online threads. What counts is that somebody
-   else may run on the rest of the core, whether it is in use already or not. With CPUs spread over cores this is what
-   was wished for, and not looked at.
-5. Best fit: the fewest CPUs in touched domains and cores that are wholly free, summed over all levels, so that the
-   largest whole ones stay whole; then the fewest free CPUs in touched ones, whole or not, so that what is left over
-   lies together.
-6. Lowest CPUs: the most CPUs in the first socket, then in the second, …; then the same in the domains inside each. In
-   the smallest domains cores with equally many free CPUs are taken in order, wholly free ones and those with more
-   free CPUs first; of each core the lowest threads. Domains and cores are ordered by their lowest online CPU.
-
-Before all of them come the wishes of a `Policy`, in this order: the type of the cores, the spread over cores, the
-spread over NUMA nodes. Where no single type of core suffices, the choice with more CPUs of faster cores is better if
-the first four criteria do not differ.
-
-The choice is the exact optimum on every machine, however asymmetric (`fastcpu.search`), and depends on nothing but
-the arguments. Freeing CPUs never makes a request impossible that was possible.
-
-There are limits, where the tables of a machine contradict themselves (`fastcpu.domains`): domains that overlap
-without nesting are only counted by the first four criteria and not by the fifth, and not evened out if they are NUMA
-nodes; if there are many they count once for each piece, and so does a core that lies in several domains. And where
-the criteria do not fit into 62 bits together, from about 8,192 CPUs with hundreds of L3 caches on, the end of the
-fifth is left out.
-"""
+"""Placer: one machine made ready for quick choices, and the order in which choices are tried."""
 
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free as free_memory
 from libc.string cimport memset
 cimport cython
 
-from fastcpu.apportion cimport IMPOSSIBLE, allocate
 from fastcpu.cpuset cimport CpuSet, from_words
-from fastcpu.limits cimport Core, Domain, Search, Weights, Wishes, begin, end, leave_out, restrict_to
-from fastcpu.search cimport collect, run
+from fastcpu.placement.apportion cimport IMPOSSIBLE, allocate
+from fastcpu.placement.search cimport collect, run
+from fastcpu.placement.search_state cimport Core, Domain, Search, Weights, Wishes, begin, end, leave_out, restrict_to
 from fastcpu.topology cimport Topology
 
 import operator
 from itertools import combinations
 from math import prod
 
-from fastcpu.domains import NUMA_NODE, build_tree
 from fastcpu.errors import PlacementError
-from fastcpu.policy import Policy
+from fastcpu.placement.domains import NUMA_NODE, build_tree
+from fastcpu.placement.policy import Policy
 from fastcpu.topology import EFFICIENCY, PERFORMANCE, STANDARD
 
-__all__ = ["Placer", "Policy", "place"]
+__all__ = ["Placer", "place"]
 
 _DEFAULT = Policy()
 _FASTEST_FIRST = (PERFORMANCE, STANDARD, EFFICIENCY)
@@ -220,7 +189,7 @@ cdef class Placer:
         Notes
         -----
         Time and memory are bounded by O(free CPUs × n), whatever is free. With c domains that overlap (see
-        `fastcpu.domains`) it is 2^c times as much, of at most 16,384 CPUs all in all.
+        `fastcpu.placement.domains`) it is 2^c times as much, of at most 16,384 CPUs all in all.
         """
         cdef Search search
         cdef Wishes wishes

@@ -9,8 +9,8 @@ CPUs: the unit of all numbers is then the CPUs of one core.
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
-from fastcpu.apportion cimport allocate, close_arena, open_arena
 from fastcpu.bits cimport trailing_zeros
+from fastcpu.placement.apportion cimport allocate, close_arena, open_arena
 
 
 cdef int begin(Search *search, const Machine *machine, const uint64_t *free, Py_ssize_t n_words) noexcept nogil:

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from fastcpu.filetree import MAX_FILE_SIZE, OverlaidTree, SysfsTree, open_tree
+from fastcpu.sysfs.filetree import MAX_FILE_SIZE, OverlaidTree, SysfsTree, open_tree
 from machines.shapes import TextTree
 
 

@@ -3,7 +3,7 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
-from fastcpu.limits cimport Machine, Search, Wishes
+from fastcpu.placement.search_state cimport Machine, Search, Wishes
 from fastcpu.topology cimport Topology
 
 cdef class Placer:

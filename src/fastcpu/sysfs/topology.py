@@ -31,7 +31,7 @@ from typing import Final
 
 from fastcpu.cpuset import CpuSet
 from fastcpu.errors import TopologyError
-from fastcpu.filetree import (
+from fastcpu.sysfs.filetree import (
     CACHE_SHARERS,
     CORE_MEMBERS,
     DIE_MEMBERS,
@@ -40,7 +40,7 @@ from fastcpu.filetree import (
     FileTree,
     open_tree,
 )
-from fastcpu.sysfs_reader import CPU_FOLDER, NODE_FOLDER, SysfsReader
+from fastcpu.sysfs.reader import CPU_FOLDER, NODE_FOLDER, SysfsReader
 from fastcpu.topology import EFFICIENCY, PERFORMANCE, STANDARD, Topology
 
 __all__ = ["read_topology"]
@@ -72,7 +72,7 @@ def read_topology(
         The folder that stands for ``/sys``, or where else to read.
     overlay : mapping of str to str, optional
         Texts by absolute ``/sys/...`` path that take the place of files, or add some; see
-        `fastcpu.filetree.OverlaidTree`.
+        `OverlaidTree`.
 
     Returns
     -------

@@ -3,7 +3,7 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
-from fastcpu.apportion cimport Arena, Party, Stage
+from fastcpu.placement.apportion cimport Arena, Party, Stage
 
 # Domains stand in preorder: the children of domain d are d + 1, the one after that one's last descendant, and so on.
 cdef struct Domain:
@@ -15,7 +15,7 @@ cdef struct Domain:
     Py_ssize_t n_levels         # how many of socket, NUMA node and L3 cache it is
     int64_t cost                # of being these
     bint is_numa_node
-    bint counts_children        # see fastcpu.domains
+    bint counts_children        # see fastcpu.placement.domains
 
 cdef struct Core:
     Py_ssize_t first            # position of its lowest CPU in Machine.cpus, ascending from there

@@ -3,7 +3,7 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
-from fastcpu.limits cimport Search
+from fastcpu.placement.search_state cimport Search
 
 # The least cost of a choice that meets the wishes; IMPOSSIBLE if there is none, -1 without memory.
 cdef int64_t run(Search *search) noexcept nogil

@@ -1,10 +1,10 @@
 from typing import final
 
 from fastcpu.cpuset import CpuSet
-from fastcpu.policy import Policy
+from fastcpu.placement.policy import Policy
 from fastcpu.topology import Topology
 
-__all__ = ["Placer", "Policy", "place"]
+__all__ = ["Placer", "place"]
 
 @final
 class Placer:

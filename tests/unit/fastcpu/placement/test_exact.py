@@ -12,15 +12,15 @@ from random import Random
 import pytest
 
 from fastcpu import CpuSet, Topology
-from fastcpu.domains import build_tree
 from fastcpu.errors import PlacementError
 from fastcpu.placement import Placer, Policy
+from fastcpu.placement.domains import build_tree
 from placement_machines import random_machine, regular_machine
 from placement_reference import Choices, Machine, PythonPlacer
 
-HERE = Path(__file__).parent
-GOLDEN = HERE.parent / "golden" / "kubelet-packed.json"
-FULL_GOLDEN = HERE.parents[2] / "shared" / "golden" / "kubelet-packed.json"
+TESTS = Path(__file__).parents[3]
+GOLDEN = TESTS / "golden" / "kubelet-packed.json"
+FULL_GOLDEN = TESTS.parents[1] / "shared" / "golden" / "kubelet-packed.json"
 CASES, SEEDS = 20_000, 16
 
 LEVELS = ("sockets", "numa_nodes", "l3_caches", "cores")

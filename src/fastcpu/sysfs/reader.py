@@ -10,7 +10,7 @@ from typing import Final
 
 from fastcpu.cpuset import DEFAULT_LIMIT, MAX_CPUS, CpuSet
 from fastcpu.errors import CpuListError, TopologyError
-from fastcpu.filetree import MAX_FILE_SIZE, FileTree
+from fastcpu.sysfs.filetree import MAX_FILE_SIZE, FileTree
 
 __all__ = ["CPU_FOLDER", "LARGEST_ID", "NODE_FOLDER", "SysfsReader"]
 

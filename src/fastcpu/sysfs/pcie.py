@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from fastcpu.cpuset import CpuSet
-from fastcpu.filetree import FileTree, open_tree
-from fastcpu.sysfs_reader import SysfsReader
+from fastcpu.sysfs.filetree import FileTree, open_tree
+from fastcpu.sysfs.reader import SysfsReader
 
 __all__ = ["read_pcie_roots"]
 
@@ -31,9 +31,9 @@ def read_pcie_roots(
     Parameters
     ----------
     root : path or FileTree, default "/sys"
-        As for `fastcpu.sysfs.read_topology`.
+        As for `read_topology`.
     overlay : mapping of str to str, optional
-        As for `fastcpu.sysfs.read_topology`.
+        As for `read_topology`.
 
     Returns
     -------

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from fastcpu import CpuSet, Topology, read_topology
-from fastcpu.pcie import read_pcie_roots
+from fastcpu.sysfs import read_pcie_roots
 from fastcpu.topology import EFFICIENCY, PERFORMANCE, STANDARD, Level
 from machines import describe
 
 NAMES = sorted(path.stem for path in describe.HERE.glob("*.json"))
-RECORDINGS = Path(__file__).parents[3] / "shared" / "machines"
+RECORDINGS = Path(__file__).parents[5] / "shared" / "machines"
 
 # Where this reader and hwloc disagree, and why.
 DEVIATIONS = {

@@ -3,8 +3,8 @@
 
 All that speaks for or against a choice is a cost of the domains and cores that it takes CPUs from, and costs add up.
 `fastcpu.placement` says which ones there are. So the best choice of k CPUs in a domain is the best division of k among
-its children, or among its cores, and the whole search is one knapsack (`fastcpu.apportion`) for each domain, from the
-smallest up.
+its children, or among its cores, and the whole search is one knapsack (`fastcpu.placement.apportion`) for each domain,
+from the smallest up.
 
 Cores of a domain that are alike (in type, in how many of their CPUs are free, and in whether that is all of them) are
 one party: of k CPUs taken from them the first ones give all that they have and the last one gives the rest.
@@ -13,10 +13,10 @@ one party: of k CPUs taken from them the first ones give all that they have and 
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
-from fastcpu.apportion cimport IMPOSSIBLE, Party, allocate, apportion, close_arena, share
 from fastcpu.bits cimport test_bit
-from fastcpu.limits cimport Core, Domain, DomainState, Search, Weights, add_children, bound_domains, least_of_core, \
-    level_nodes, most_of_core
+from fastcpu.placement.apportion cimport IMPOSSIBLE, Party, allocate, apportion, close_arena, share
+from fastcpu.placement.search_state cimport Core, Domain, DomainState, Search, Weights, add_children, bound_domains, \
+    least_of_core, level_nodes, most_of_core
 
 cdef extern from "Python.h":
     const Py_ssize_t PY_SSIZE_T_MAX

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fastcpu.pcie import read_pcie_roots
+from fastcpu.sysfs import read_pcie_roots
 from machines.shapes import TextTree
 
 DEVICES = "/sys/devices"
