@@ -27,7 +27,7 @@ from driver.logs import one_line
 from driver.settings import FLAGS, load
 from fastcpu.errors import TopologyError
 from fastcpu.sysfs import open_tree, read_topology
-from fastcpu.topology import EFFICIENCY, PERFORMANCE, STANDARD
+from fastcpu.topology import CORE_TYPE_NAMES
 
 if TYPE_CHECKING:
     from driver.commandline import ReportOptions
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 LAYOUT_VERSION: Final = "v1"
 
-_CORE_TYPES: Final = {STANDARD: "standard", PERFORMANCE: "p-core", EFFICIENCY: "e-core"}
 # The kernel's "unknown" in 16 bits.
 _NO_CLUSTER: Final = 65535
 _LONGEST_COMMAND_LINE: Final = 1 << 20
@@ -209,7 +208,7 @@ def _cpus(topology: Topology, tree: FileTree) -> list[Mapping[str, object]]:
             "numaNodeID": _id(topology.numa_nodes, cpu),
             "numaNodeCPUSet": nodes[row] if (row := int(topology.numa_nodes.group_of[cpu])) >= 0 else "",
             "sibling": _sibling(topology, cpu),
-            "coreType": _CORE_TYPES[int(topology.core_type[cpu])],
+            "coreType": CORE_TYPE_NAMES[topology.core_type[cpu]],
             "uncoreCacheID": _id(topology.l3_caches, cpu),
         }
         for cpu in topology.online

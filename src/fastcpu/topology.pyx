@@ -19,16 +19,10 @@ from fastcpu.cpuset cimport CpuSet, from_words
 
 import numpy as np
 
-__all__ = ["EFFICIENCY", "PERFORMANCE", "STANDARD", "Level", "Topology"]
+__all__ = ["CORE_TYPE_NAMES", "EFFICIENCY", "PERFORMANCE", "STANDARD", "Level", "Topology"]
 
-cdef enum CoreType:
-    CORE_STANDARD
-    CORE_PERFORMANCE
-    CORE_EFFICIENCY
-
-STANDARD = CORE_STANDARD
-PERFORMANCE = CORE_PERFORMANCE
-EFFICIENCY = CORE_EFFICIENCY
+STANDARD, PERFORMANCE, EFFICIENCY = range(3)
+CORE_TYPE_NAMES = ("standard", "p-core", "e-core")  # their names, in this order
 
 cdef enum:
     LARGEST_LABEL = 2147483647  # sysfs prints the ids of topology files from an int
@@ -186,7 +180,7 @@ cdef class Topology:
     machine : Level
         One group with all online CPUs; id 0.
     core_type : ndarray of uint8, shape (n_cpus,), read-only
-        `STANDARD` (0), `PERFORMANCE` (1) or `EFFICIENCY` (2).
+        `STANDARD` (0), `PERFORMANCE` (1) or `EFFICIENCY` (2): an index of `CORE_TYPE_NAMES`, which has the names.
     core_id, die_id : ndarray of int32, shape (n_cpus,), read-only
         The kernel's labels, unique only inside (socket, die) and inside the socket; -1 if unknown.
     memory_nodes : tuple of int
@@ -278,7 +272,7 @@ cdef class Topology:
         self.numa_nodes = make_level(numbers(numa_nodes, "numa_nodes", everywhere), self.n_words)
         self.sockets = make_level(in_sockets, self.n_words)
         self.machine = make_level(everywhere, self.n_words)
-        types = np.maximum(numbers(core_type, "core_type", nowhere, CORE_EFFICIENCY), CORE_STANDARD)
+        types = np.maximum(numbers(core_type, "core_type", nowhere, EFFICIENCY), STANDARD)
         self.core_type = read_only(types.astype(np.uint8).tobytes(), np.uint8, (self.n_cpus,))
         core_id = numbers(core_id, "core_id", nowhere, LARGEST_LABEL).astype(np.int32)
         self.core_id = read_only(core_id.tobytes(), np.int32, (self.n_cpus,))

@@ -9,7 +9,7 @@ cimport cython
 from fastcpu.cpuset cimport CpuSet, from_words
 from fastcpu.placement.apportion cimport IMPOSSIBLE, allocate
 from fastcpu.placement.search cimport collect, run
-from fastcpu.placement.search_state cimport Core, Domain, Search, Weights, Wishes, begin, end, leave_out, restrict_to
+from fastcpu.placement.search_state cimport Core, Domain, Search, Weights, Wishes, apply_wishes, begin, end, leave_out
 from fastcpu.topology cimport Topology
 
 import operator
@@ -19,13 +19,12 @@ from math import prod
 from fastcpu.errors import PlacementError
 from fastcpu.placement.domains import NUMA_NODE, build_tree
 from fastcpu.placement.policy import Policy
-from fastcpu.topology import EFFICIENCY, PERFORMANCE, STANDARD
+from fastcpu.topology import CORE_TYPE_NAMES, EFFICIENCY, PERFORMANCE, STANDARD
 
 __all__ = ["Placer", "place"]
 
 _DEFAULT = Policy()
 _FASTEST_FIRST = (PERFORMANCE, STANDARD, EFFICIENCY)
-_TYPES = {"p-core": PERFORMANCE, "e-core": EFFICIENCY}
 
 
 cdef list criterion_weights(object counts, object n_cpus, object n_threaded_cores, object n_types):
@@ -147,7 +146,7 @@ cdef class Placer:
             for i in range(self.n_crossing):
                 if (subset >> i) & 1:
                     crossing_cost += self.crossing_costs[i]
-            restrict_to(search, wishes)
+            apply_wishes(search, wishes)
             if search.n_usable < wishes.n:
                 return False
             if crossing_cost >= least or not leave_out(search, all_crossing & ~subset):
@@ -205,7 +204,7 @@ cdef class Placer:
         wishes.spread = policy.spread == "cores"
         wishes.whole_cores = policy.full_cores == "require"
         wishes.distribute = policy.numa == "distribute"
-        type_sets = self.type_sets if policy.core_type == "any" else self.only(_TYPES[policy.core_type])
+        type_sets = self.type_sets if policy.core_type == "any" else self.only(CORE_TYPE_NAMES.index(policy.core_type))
         try:
             if begin(&search, &self.machine, free.buffer.words, free.buffer.n_words) < 0:
                 raise MemoryError()
@@ -216,7 +215,7 @@ cdef class Placer:
                 wishes.types = types
                 if self.find(&search, wishes, words):
                     return from_words(words, self.topology.n_words)
-            restrict_to(&search, wishes)
+            apply_wishes(&search, wishes)
             if wishes.whole_cores:
                 fitting = fitting_sizes(&search)
             else:

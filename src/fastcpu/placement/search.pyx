@@ -15,11 +15,22 @@ from libc.string cimport memset
 
 from fastcpu.bits cimport test_bit
 from fastcpu.placement.apportion cimport IMPOSSIBLE, Party, allocate, apportion, close_arena, share
-from fastcpu.placement.search_state cimport Core, Domain, DomainState, Search, Weights, add_children, bound_domains, \
-    least_of_core, level_nodes, most_of_core
+from fastcpu.placement.search_state cimport Core, Domain, DomainState, Search, Weights, bound_domains, least_of_core, \
+    level_nodes, most_of_core, sum_children
 
 cdef extern from "Python.h":
     const Py_ssize_t PY_SSIZE_T_MAX
+
+# What the children of a domain give together.
+cdef struct Siblings:
+    Py_ssize_t least            # fewest units that are asked of all of them
+    Py_ssize_t most             # most units that are asked of all of them
+    Py_ssize_t low              # fewest units that they must give
+    Py_ssize_t high             # most units that they can give
+    bint fewest                 # whether only choices of the fewest children can be the best. What follows needs it
+    Py_ssize_t largest          # most units that the largest children can give, one fewer than suffice for `most`
+    Py_ssize_t last             # most units that the last of the largest can give
+    Py_ssize_t next             # most units that the next smaller one can give
 
 
 cdef int64_t class_cost(const Search *search, Py_ssize_t rank, bint whole, Py_ssize_t usable, Py_ssize_t n_cores,
@@ -45,10 +56,19 @@ cdef int64_t class_cost(const Search *search, Py_ssize_t rank, bint whole, Py_ss
 
 
 cdef inline Py_ssize_t class_of_core(const Search *search, Py_ssize_t c) noexcept nogil:
-    """Which cores a core with usable CPUs is alike: performance cores first, whole ones first, large ones first."""
+    """The number of the class of a core that has usable CPUs.
+
+    Classes are ordered by type, then whole cores before others, then those with more usable units before others. With
+    L units of the largest core, the whole cores of type 0 are 0 … L - 1, the others of type 0 are L … 2L - 1, and so on.
+    """
     cdef const Core *core = &search.machine.cores[c]
     cdef bint whole = search.n_free[c] == core.size
     return (core.rank * 2 + (not whole)) * search.machine.largest_core + search.machine.largest_core - search.usable[c]
+
+
+cdef inline Py_ssize_t usable_of_class(const Search *search, Py_ssize_t k) noexcept nogil:
+    """How many units may be taken of each core of a class."""
+    return search.machine.largest_core - k % search.machine.largest_core
 
 
 cdef int gather_cores(Search *search, Py_ssize_t d, Py_ssize_t most) noexcept nogil:
@@ -77,7 +97,7 @@ cdef int gather_cores(Search *search, Py_ssize_t d, Py_ssize_t most) noexcept no
     for k in range(n_classes):
         if members[k] == 0:
             continue
-        usable = largest - k % largest
+        usable = usable_of_class(search, k)
         whole = (k // largest) % 2 == 0
         party.source = k
         party.fixed_cost = 0
@@ -96,14 +116,9 @@ cdef int gather_cores(Search *search, Py_ssize_t d, Py_ssize_t most) noexcept no
     return 0
 
 
-cdef int fewest_useful(Search *search, Py_ssize_t d, Py_ssize_t most, Py_ssize_t *largest,
-                       Py_ssize_t *beyond) noexcept nogil:
-    """Find what the largest children of a domain can give, if there is one fewer of them than so many units need.
-
-    `largest` gets how many they can give together; `beyond` gets two numbers: what the last of them and what the next
-    can give.
-    """
-    cdef Py_ssize_t e = d + 1, n = 0, i, high, total
+cdef int find_largest(Search *search, Py_ssize_t d, Siblings *siblings) noexcept nogil:
+    """Find the largest children of a domain, one fewer than can give all that is asked for; 0, or -1 without memory."""
+    cdef Py_ssize_t n = 0, e = d + 1, i, high
     cdef Py_ssize_t *highs = <Py_ssize_t *> allocate(
         &search.work, (search.machine.domains[d].end - d) * sizeof(Py_ssize_t))
     if highs == NULL:
@@ -117,64 +132,88 @@ cdef int fewest_useful(Search *search, Py_ssize_t d, Py_ssize_t most, Py_ssize_t
         highs[i] = high
         n += 1
         e = search.machine.domains[e].end
-    total = 0
+    siblings.largest = 0
     i = 0
-    while i < n - 1 and total + highs[i] < most:
-        total += highs[i]
+    while i < n - 1 and siblings.largest + highs[i] < siblings.most:
+        siblings.largest += highs[i]
         i += 1
-    largest[0] = total
-    beyond[0] = highs[i - 1] if i > 0 else PY_SSIZE_T_MAX
-    beyond[1] = highs[i]
+    siblings.last = highs[i - 1] if i > 0 else PY_SSIZE_T_MAX
+    siblings.next = highs[i]
     return 0
+
+
+cdef inline Py_ssize_t most_beside(const Siblings *siblings, Py_ssize_t high) noexcept nogil:
+    """The most units that the fewest children give without one of them, which can give so many."""
+    if high < siblings.last:
+        return siblings.largest
+    return siblings.largest - high + siblings.next
+
+
+cdef inline bint bound_party(const Siblings *siblings, const DomainState *child, Party *party) noexcept nogil:
+    """Set the fewest and the most units of a child in any choice that may be the best; 0 if there are none."""
+    party.low = max(child.low, siblings.least - (siblings.high - child.high))
+    party.high = min(child.high, siblings.most - (siblings.low - child.low))
+    party.optional = party.low <= 0
+    party.low = max(party.low, <Py_ssize_t> 1)
+    if siblings.fewest:
+        party.low = max(party.low, siblings.least - most_beside(siblings, child.high))
+    return party.low <= party.high
 
 
 cdef int gather_children(Search *search, Py_ssize_t d, Py_ssize_t least, Py_ssize_t most,
                          bint dense) noexcept nogil:
-    """Make the children of a domain the parties that give so many units."""
+    """Make the children of a domain the parties that give from least to most units.
+
+    Each child gives no less than its siblings leave, and no more than they let it. Where only choices of the fewest
+    children can be the best, the drawing shows how much less that leaves to try. 26 units are asked for; the children
+    stand in order of how many they can give::
+
+         child           a     b     c  │  d     e
+         can give        8     7     7  │  5     3
+                         ╰── largest ─╯   next
+
+         8 + 7 + 7 = 22 < 26              three children do not suffice
+         22 + 5 = 27 ≥ 26                 four do: each child has three siblings in the choice, at most
+         beside d or e:  22               d gives 4 or 5; e would have to give 4 and cannot, so it is left out
+         beside a:  22 - 8 + 5 = 19       a gives 7 or 8
+         beside b:  22 - 7 + 5 = 20       b gives 6 or 7, and so does c
+    """
     cdef const Domain *domain = &search.machine.domains[d]
     cdef DomainState *state = &search.states[d]
     cdef DomainState *child
     cdef Party *party
-    cdef Py_ssize_t e, low, high, others, largest = 0
-    cdef Py_ssize_t[2] beyond
-    cdef bint counted = dense and domain.counts_children
-    if counted and fewest_useful(search, d, most, &largest, beyond) < 0:
+    cdef Py_ssize_t e = d + 1
+    cdef Siblings siblings
+    siblings.least = least
+    siblings.most = most
+    sum_children(search, d, &siblings.low, &siblings.high)
+    siblings.fewest = dense and domain.counts_children
+    if siblings.fewest and find_largest(search, d, &siblings) < 0:
         return -1
     state.n_parties = 0
     state.parties = <Party *> allocate(&search.work, (domain.end - d) * sizeof(Party))
     if state.parties == NULL:
         return -1
-    add_children(search, d, &low, &high)
-    e = d
-    while True:
-        e = d + 1 if e == d else search.machine.domains[e].end
-        if e >= domain.end:
-            return 0
+    while e < domain.end:
         child = &search.states[e]
         party = &state.parties[state.n_parties]
-        party.low = max(child.low, least - (high - child.high))
-        party.high = min(child.high, most - (low - child.low))
-        party.optional = party.low <= 0
-        party.low = max(party.low, <Py_ssize_t> 1)
-        if counted:
-            # If it is one of the fewest, the others are so few that they cannot give more than the largest of them.
-            others = largest
-            if child.high >= beyond[0]:
-                others += beyond[1] - child.high
-            party.low = max(party.low, least - others)
-        if party.low > party.high:
-            continue
-        party.fixed_cost = child.cost
-        party.source = e
-        if divide(search, e, party.low, party.high, dense) < 0:
-            return -1
-        if child.n_parties > 0:
-            party.costs = child.stages[0].costs
-            state.n_parties += 1
+        if bound_party(&siblings, child, party):
+            party.fixed_cost = child.cost
+            party.source = e
+            if divide(search, e, party.low, party.high, dense) < 0:
+                return -1
+            if child.n_parties > 0:
+                party.costs = child.stages[0].costs
+                state.n_parties += 1
+        e = search.machine.domains[e].end
+    return 0
 
 
 cdef int divide(Search *search, Py_ssize_t d, Py_ssize_t least, Py_ssize_t most, bint dense) noexcept nogil:
-    """Find the best division of every number of units from least to most in a domain; 0, or -1 without memory."""
+    """Find the best division of every number of units from least to most in a domain; 0, or -1 without memory.
+
+    `dense` says that each domain can give every number of units from none to the most: there are no gaps.
+    """
     cdef DomainState *state = &search.states[d]
     cdef int status
     if search.machine.domains[d].end == d + 1:
@@ -202,7 +241,7 @@ cdef int64_t attempt(Search *search, bint dense) noexcept nogil:
 
 
 cdef int64_t run(Search *search) noexcept nogil:
-    cdef bint dense = search.same_size or not search.wishes.whole_cores
+    cdef bint dense = search.core_size > 0 or not search.wishes.whole_cores
     cdef Py_ssize_t slack
     cdef int64_t cost
     if search.wishes.whole_cores and search.wishes.n % search.unit:
@@ -236,7 +275,7 @@ cdef void take(Search *search, const Core *core, Py_ssize_t n, uint64_t *words) 
 cdef void take_class(Search *search, Py_ssize_t d, Py_ssize_t k, Py_ssize_t n, uint64_t *words) noexcept nogil:
     """Take n units of the cores of a class: what each must give, and of the rest all that the first ones can."""
     cdef const Domain *domain = &search.machine.domains[d]
-    cdef Py_ssize_t usable = search.machine.largest_core - k % search.machine.largest_core
+    cdef Py_ssize_t usable = usable_of_class(search, k)
     cdef Py_ssize_t least = least_of_core(search, usable), most = most_of_core(search, usable), c, given
     if least > 0:
         for c in range(domain.first_core, domain.end_core):

@@ -64,7 +64,7 @@ cdef struct Search:
     Wishes wishes
     Py_ssize_t layers           # most CPUs of a core; each gives one fewer at least, if it has them. 0: no such rule
     Py_ssize_t unit             # CPUs that are counted as one: those of a core, or 1
-    bint same_size              # whether all usable cores are whole and of one size
+    Py_ssize_t core_size        # CPUs of each usable core if all of them are whole and equally large; else 0
     Py_ssize_t n                # units asked for
     Py_ssize_t left             # CPUs that collect() has yet to take
     Py_ssize_t n_usable         # CPUs that the wishes allow to take
@@ -79,8 +79,8 @@ cdef struct Search:
 cdef int begin(Search *search, const Machine *machine, const uint64_t *free, Py_ssize_t n_words) noexcept nogil
 cdef void end(Search *search) noexcept nogil
 
-# Finds which CPUs the wishes leave: n_usable, which must not be fewer than asked for when the search goes on.
-cdef void restrict_to(Search *search, Wishes wishes) noexcept nogil
+# Sets which CPUs may be taken and the unit to count them in. The search cannot go on if n_usable is below wishes.n.
+cdef void apply_wishes(Search *search, Wishes wishes) noexcept nogil
 
 # Leaves out the cores in some crossing domains; 0 if they are needed to meet the wishes.
 cdef bint leave_out(Search *search, unsigned int crossing) noexcept nogil
@@ -92,7 +92,7 @@ cdef void bound_domains(Search *search) noexcept nogil
 cdef void level_nodes(Search *search, Py_ssize_t slack) noexcept nogil
 
 # How many units the children of a domain must and can give together.
-cdef void add_children(const Search *search, Py_ssize_t d, Py_ssize_t *low, Py_ssize_t *high) noexcept nogil
+cdef void sum_children(const Search *search, Py_ssize_t d, Py_ssize_t *low, Py_ssize_t *high) noexcept nogil
 
 
 cdef inline Py_ssize_t least_of_core(const Search *search, Py_ssize_t usable) noexcept nogil:

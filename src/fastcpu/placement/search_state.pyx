@@ -56,41 +56,65 @@ cdef void end(Search *search) noexcept nogil:
     close_arena(&search.work)
 
 
-cdef void restrict_to(Search *search, Wishes wishes) noexcept nogil:
+cdef void find_usable(Search *search) noexcept nogil:
+    """Find how many CPUs of each core the wishes allow to take, and the size of these cores if they are alike."""
     cdef const Core *core
-    cdef Py_ssize_t c, usable, covered, size = -1
-    cdef bint alike = True
-    search.wishes = wishes
-    search.n = wishes.n
+    cdef Py_ssize_t c, usable
+    cdef bint first = True
     search.n_usable = 0
-    search.layers = 0
-    search.unit = 1
+    search.core_size = 0
     for c in range(search.machine.n_cores):
         core = &search.machine.cores[c]
         usable = search.n_free[c]
-        if not (wishes.types >> core.rank) & 1 or (wishes.whole_cores and usable < core.size):
+        if not (search.wishes.types >> core.rank) & 1 or (search.wishes.whole_cores and usable < core.size):
             usable = 0
         search.usable[c] = usable
         search.n_usable += usable
         if usable > 0:
-            if size < 0:
-                size = usable
-            alike = alike and usable == size == core.size
-    search.same_size = alike
+            if first:
+                search.core_size = usable
+                first = False
+            if usable != search.core_size or usable != core.size:
+                search.core_size = 0
+
+
+cdef Py_ssize_t fewest_layers(const Search *search) noexcept nogil:
+    """The smallest limit of CPUs a core at which all cores together can give as many as asked for."""
+    cdef Py_ssize_t layers = 0, covered = 0, c
+    while covered < search.wishes.n:
+        for c in range(search.machine.n_cores):
+            covered += search.usable[c] > layers
+        layers += 1
+    return layers
+
+
+cdef inline bint takes_whole_cores(const Search *search) noexcept nogil:
+    """Whether a best choice takes all CPUs of its cores, but for the last core."""
+    cdef bint one_type = search.wishes.types & (search.wishes.types - 1) == 0
+    return search.core_size > 1 and one_type and (search.wishes.whole_cores or not search.wishes.distribute)
+
+
+cdef void count_cores(Search *search) noexcept nogil:
+    """Make a core the unit of all numbers."""
+    cdef Py_ssize_t c
+    search.unit = search.core_size
+    search.n = (search.wishes.n + search.unit - 1) // search.unit
+    for c in range(search.machine.n_cores):
+        search.usable[c] = search.usable[c] > 0
+
+
+cdef void apply_wishes(Search *search, Wishes wishes) noexcept nogil:
+    search.wishes = wishes
+    search.n = wishes.n
+    search.layers = 0
+    search.unit = 1
+    find_usable(search)
     if search.n_usable < wishes.n:
         return
     if wishes.spread and not wishes.whole_cores:
-        covered = 0
-        while covered < wishes.n:
-            for c in range(search.machine.n_cores):
-                covered += search.usable[c] > search.layers
-            search.layers += 1
-    elif alike and size > 1 and not wishes.types & (wishes.types - 1) and (wishes.whole_cores or not wishes.distribute):
-        # No core is split but the last one: what is divided is whole cores.
-        search.unit = size
-        search.n = (wishes.n + size - 1) // size
-        for c in range(search.machine.n_cores):
-            search.usable[c] = search.usable[c] > 0
+        search.layers = fewest_layers(search)
+    elif takes_whole_cores(search):
+        count_cores(search)
 
 
 cdef bint leave_out(Search *search, unsigned int crossing) noexcept nogil:
@@ -124,7 +148,7 @@ cdef void bound_domains(Search *search) noexcept nogil:
             search.states[domain.parent].high += state.high
 
 
-cdef void add_children(const Search *search, Py_ssize_t d, Py_ssize_t *low, Py_ssize_t *high) noexcept nogil:
+cdef void sum_children(const Search *search, Py_ssize_t d, Py_ssize_t *low, Py_ssize_t *high) noexcept nogil:
     """Find how many units the children of a domain must and can give together."""
     cdef Py_ssize_t e = d + 1
     low[0] = high[0] = 0
@@ -168,4 +192,4 @@ cdef void level_nodes(Search *search, Py_ssize_t slack) noexcept nogil:
             state.high = min(state.high, most)
     for d in range(search.machine.n_domains - 1, -1, -1):
         if search.machine.domains[d].end > d + 1 and not search.machine.domains[d].is_numa_node:
-            add_children(search, d, &search.states[d].low, &search.states[d].high)
+            sum_children(search, d, &search.states[d].low, &search.states[d].high)
