@@ -26,9 +26,9 @@ cdef struct Party:
     Py_ssize_t high         # most CPUs that it can give; at least low
     int64_t fixed_cost      # of giving any
     bint optional           # it may give none, at no cost
-    Py_ssize_t source       # whatever tells the caller who it is
+    Py_ssize_t source       # the caller's number of the party
 
-# What the parties from one on can give together.
+# What a party and all parties after it can give together.
 cdef struct Stage:
     int64_t *costs          # of low … high CPUs; IMPOSSIBLE where they cannot
     Py_ssize_t low
@@ -37,13 +37,13 @@ cdef struct Stage:
 cdef void open_arena(Arena *arena) noexcept nogil
 cdef void close_arena(Arena *arena) noexcept nogil
 
-# Memory for n_bytes, aligned for any type here; NULL if there is none.
+# n_bytes of memory, aligned for any type here and not set to 0; NULL without memory.
 cdef void *allocate(Arena *arena, Py_ssize_t n_bytes) noexcept nogil
 
-# The stages of one or more parties, one more than there are; the first has the costs of low … high CPUs (low is not 0).
-# NULL: no memory.
+# The stages of one or more parties and an empty one after the last. The first has the costs of low … high CPUs; low is
+# not 0. NULL without memory.
 cdef Stage *apportion(Arena *arena, const Party *parties, Py_ssize_t n_parties,
                       Py_ssize_t low, Py_ssize_t high) noexcept nogil
 
-# How many of the CPUs that are asked of a stage its first party gives: the most that costs least.
+# How many of the CPUs asked of a stage its first party gives: the most of those numbers that cost least.
 cdef Py_ssize_t share(const Party *party, const Stage *stage, Py_ssize_t asked) noexcept nogil

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Divide a number of CPUs among parties (domains, or classes of cores) at the least cost: a knapsack, solved exactly.
 
-Each party has the cost of every number of CPUs that it may give, and costs add up. So the least cost for k CPUs of the
-parties i, i + 1, … is the least over t of the cost of t CPUs of party i and that of k - t CPUs of those after it:
+Each party has a cost for every number of CPUs that it may give, and costs add up. For k CPUs of the parties i, i + 1, …
+the least cost is the least sum of the cost of t CPUs of party i and of k - t CPUs of the parties after it::
 
     stage[i][k] = min over t of party[i][t] + stage[i + 1][k - t]
 
-Going through the stages from the first on and taking the largest t that has the least cost gives the division in which
-earlier parties give most. Only those k are looked at that matter: parties before i can give the rest, those from i on
-can give k.
+A walk from the first stage to the last that takes the largest t of the least cost gives the division in which earlier
+parties give most. A stage has only those k that matter: the parties from i on can give k, and the parties before i can
+give the rest.
 
-Time and memory: n parties, m CPUs asked for, at most h of one party: O(n m h) and O(n m), with small constants.
+With n parties, m CPUs asked for and at most h of one party, the time is O(n m h) and the memory O(n m).
 """
 
 from libc.stdint cimport int64_t
@@ -18,9 +18,9 @@ from libc.stdlib cimport free, malloc
 
 cdef extern from *:
     """
-    /* Nearly all the time of a placement is spent here. restrict lets the compiler use vector instructions; where the
-       C library can choose while it loads the module, there is a version for processors with wider ones. (A sanitizer
-       is not ready by then.) The numbers are whole, so all versions give the same. */
+    /* Nearly all the time of a placement is spent here. restrict lets the compiler use vector instructions. Where the
+       C library can choose a version while it loads the module, there are versions for wider vectors; a sanitizer is
+       not ready by then. The numbers are whole, so all versions give the same. */
     #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) \\
             && !defined(__SANITIZE_ADDRESS__)
     __attribute__((target_clones("default", "avx2", "avx512f")))
@@ -95,7 +95,7 @@ cdef int add_stage(Arena *arena, const Party *party, const Stage *rest, Stage *s
     if party.optional:
         add_share(stage, rest, 0, 0)
     if last:
-        # Nobody is there to give the rest, which would be one call for each number.
+        # No party comes after the last one, so each cost is copied, which is faster than a call for each.
         for t in range(max(party.low, stage.low), min(party.high, stage.high) + 1):
             stage.costs[t - stage.low] = min(party.costs[t - party.low] + party.fixed_cost, IMPOSSIBLE)
         return 0

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sockets, NUMA nodes and L3 caches of a machine as one tree, which placement walks.
 
-On nearly all machines the sets of CPUs that these domains have are nested or disjoint, in whatever order: an L3 may lie
-in a NUMA node or have several of them, a NUMA node may have several sockets. Then each different set is a domain of the
-tree, whichever levels it stands for. What does not fit into this picture is brought into it:
+On nearly all machines the CPUs of two such domains are nested or disjoint. Any level may be the outer one: an L3 cache
+may lie in a NUMA node or contain several, a NUMA node may contain several sockets. Each different set of CPUs is one
+domain of the tree, and may be of several levels. Three cases need a rule:
 
-- CPUs without a socket are one socket; those of a socket without a NUMA node are one node, and those of a socket and
-  node without an L3 are one L3. So a CPU is never preferred because less is known about it.
-- A domain that overlaps one of an earlier level without nesting, which only contradictory tables of firmware and of
-  virtual machines have, is *crossing*. Where such domains are few it is left out of the tree, and placement tries with
-  and without it. Where they are many it is cut along what it crosses and counts once for each piece.
-- A core whose threads lie in several domains, or are of different types, is one core for each of them, and never whole.
+- CPUs without a socket are one socket. CPUs of a socket without a NUMA node are one node. CPUs of a socket and a node
+  without an L3 cache are one L3 cache. So a CPU is never preferred because less is known about it.
+- A domain is *crossing* if it overlaps a domain of an earlier level and neither contains the other. Only contradictory
+  tables of firmware and of virtual machines have such domains. A few of them are left out of the tree, and placement
+  tries with and without each. Where they are many, each is cut along what it crosses and counts once for each piece.
+- A core whose threads lie in several domains, or are of different types, is one core for each of these. None is whole.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fastcpu.topology import Level, Topology
 
 __all__ = ["Core", "Domain", "DomainTree", "build_tree"]
 
-# Every subset of the crossing domains is one more search of the whole machine.
+# Each subset of the crossing domains is one search of the whole machine.
 _MOST_CROSSING: Final = 8
 _MOST_SEARCHED_CPUS: Final = 1 << 14
 
@@ -35,7 +35,7 @@ _Labels = Sequence[Hashable]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Core:
-    """A physical core, or what of it lies in one domain.
+    """A physical core, or the part of one that lies in one domain.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Core:
     core_type : int
         ``STANDARD``, ``PERFORMANCE`` or ``EFFICIENCY`` of `fastcpu.topology`.
     crossing : int
-        Bit i is set if it lies in `DomainTree.crossing` i.
+        Bit i is set if the core lies in domain i of `DomainTree.crossing`.
     """
 
     cpus: tuple[int, ...]
@@ -66,9 +66,9 @@ class Domain:
     n_cpus : int
         How many online CPUs it has.
     levels : set of int
-        What it is: `SOCKET`, `NUMA_NODE`, `L3_CACHE`. Empty for the machine, and for CPUs whose domain is crossing.
+        Of `SOCKET`, `NUMA_NODE` and `L3_CACHE`. Empty for the machine, and for CPUs whose own domain is crossing.
     children : list of Domain
-        The largest domains inside, ascending by their lowest CPU. Together they have all its CPUs, or there are none.
+        The largest domains inside, ascending by their lowest CPU. They have all its CPUs together, or there are none.
     cores : list of Core
         The cores of a domain without children, ascending by their lowest CPU.
     """
@@ -81,9 +81,9 @@ class Domain:
 
     @property
     def counts_children(self) -> bool:
-        """Whether each child is one domain of the first level of which there are several in here.
+        """Whether every child is one domain of the most important level that any domain inside is of.
 
-        Then the best choice is always one of those with the fewest children.
+        If so, the best choice is always among those that touch the fewest children.
         """
         below = set[int]().union(*(child.all_levels() for child in self.children))
         return bool(below) and all(min(below) in child.levels for child in self.children)
@@ -158,12 +158,12 @@ def _rows(level: Level, cpus: list[int]) -> list[int]:
 
 
 def _separate(level: Level, cpus: list[int], around: _Labels) -> _Labels:
-    """Return what tells the groups of a level apart; CPUs in none are a group for each one of the level around."""
+    """Return a label of each CPU's group; CPUs in no group are one group in each group of the levels around."""
     return [(row, outer if row < 0 else None) for row, outer in zip(_rows(level, cpus), around, strict=True)]
 
 
 def _overlapping(outer: _Labels, inner: _Labels) -> set[Hashable]:
-    """Return the inner groups that share CPUs with an outer one while both have CPUs of their own."""
+    """Return the inner groups that overlap an outer group without nesting."""
     outer_sizes, inner_sizes = Counter(outer), Counter(inner)
     return {
         b for (a, b), both in Counter(zip(outer, inner, strict=True)).items() if outer_sizes[a] > both < inner_sizes[b]
@@ -171,10 +171,10 @@ def _overlapping(outer: _Labels, inner: _Labels) -> set[Hashable]:
 
 
 def _crossing(levels: list[_Labels]) -> list[tuple[int, Hashable]]:
-    """Return level and label of each domain that must go so that the others are nested or disjoint."""
+    """Return the level and the label of each domain without which the others are nested or disjoint."""
     sockets, nodes, caches = levels
     crossing_nodes = _overlapping(sockets, nodes)
-    # What shares its CPUs with a node that goes has nothing to fear from it.
+    # A node that is left out crosses no cache: each of its CPUs is a group of its own here.
     kept_nodes = [(i, node) if node in crossing_nodes else node for i, node in enumerate(nodes)]
     crossing_caches = _overlapping(sockets, caches) | _overlapping(kept_nodes, caches)
     return [(NUMA_NODE, node) for node in dict.fromkeys(nodes) if node in crossing_nodes] + [
@@ -183,6 +183,7 @@ def _crossing(levels: list[_Labels]) -> list[tuple[int, Hashable]]:
 
 
 def _cut(levels: list[_Labels]) -> None:
+    """Cut each crossing domain along the domains that it crosses."""
     sockets, nodes, caches = levels
     crossing = _overlapping(sockets, nodes)
     nodes = [(node, socket) if node in crossing else node for node, socket in zip(nodes, sockets, strict=True)]
@@ -206,7 +207,7 @@ def _insert(root: Domain, cpus: list[int], levels: list[_Labels], crossing: list
                 found.setdefault(tuple(positions), set()).add(level)
 
     smallest = [root] * len(cpus)
-    # The larger ones first: what a CPU is in by then is the domain around the next one.
+    # From large to small: the smallest domain of a CPU so far is the domain around the next one.
     for group in sorted(found, key=lambda group: (-len(group), group[0])):
         domain = Domain(first_cpu=cpus[group[0]], n_cpus=len(group), levels=found[group])
         smallest[group[0]].children.append(domain)

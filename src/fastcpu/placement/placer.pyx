@@ -28,9 +28,9 @@ _FASTEST_FIRST = (PERFORMANCE, STANDARD, EFFICIENCY)
 
 
 cdef list criterion_weights(object counts, object n_cpus, object n_threaded_cores, object n_types):
-    """What one unit of each criterion costs, most important first; 0 for those that must be left out.
+    """The cost of one unit of each criterion, the most important first; 0 for those that must be left out.
 
-    The criteria are the digits of a number. None can overflow: each has a largest value.
+    The criteria are the digits of a number. No digit overflows: each criterion has a largest value.
     """
     largest = [*counts, n_threaded_cores, (n_types - 1) * n_cpus, 4 * n_cpus, 4 * n_cpus]
     kept = len(largest)
@@ -41,7 +41,8 @@ cdef list criterion_weights(object counts, object n_cpus, object n_threaded_core
 
 cdef tuple fitting_sizes(const Search *search):
     """The next smaller and the next larger number of CPUs than asked for that whole cores can give."""
-    cdef object possible = 1, n = search.wishes.n, size  # bit k: some cores have k CPUs together; no C int is that wide
+    # Bit k says that some cores have k CPUs together; no C integer has as many bits.
+    cdef object possible = 1, n = search.wishes.n, size
     cdef Py_ssize_t c
     for c in range(search.machine.n_cores):
         size = search.usable[c] * search.unit
@@ -58,7 +59,7 @@ cdef tuple fitting_sizes(const Search *search):
 @cython.no_gc
 @cython.auto_pickle(False)
 cdef class Placer:
-    """Chooses CPUs of one machine; made once, since it arranges the machine's domains for quick choices.
+    """Chooses CPUs of one machine. It arranges the machine's domains once, for quick choices.
 
     Parameters
     ----------
@@ -73,6 +74,13 @@ cdef class Placer:
     Notes
     -----
     A placer never changes and keeps nothing from one call to the next, so threads may share it.
+
+    Examples
+    --------
+    >>> from fastcpu import CpuSet, Topology
+    >>> placer = Placer(Topology.from_arrays(CpuSet(range(8)), cores=[0, 1, 2, 3] * 2))
+    >>> placer.place(CpuSet(range(8)), 2)
+    CpuSet.parse('0,4')
     """
 
     def __cinit__(self, Topology topology not None):
@@ -140,7 +148,7 @@ cdef class Placer:
         """Write the best choice into the words; 0 if there is none."""
         cdef int64_t least = IMPOSSIBLE, cost, crossing_cost
         cdef unsigned int all_crossing = (1 << self.n_crossing) - 1, subset, i
-        # A crossing domain costs as much as any other of its level: but by being in the subset, used or not.
+        # A crossing domain costs as much as any other of its level. It costs that by being in the subset, used or not.
         for subset in range(1 << self.n_crossing):
             crossing_cost = 0
             for i in range(self.n_crossing):
@@ -166,12 +174,12 @@ cdef class Placer:
         Parameters
         ----------
         free : CpuSet
-            The CPUs to choose from, all of them online. What is not in here is in use by somebody else: to choose from
-            one group of a machine, pass what is free in it.
+            The CPUs to choose from, all of them online. All other CPUs count as in use. To choose from one group of a
+            machine, pass the free CPUs of the group.
         n : int
             How many CPUs to choose; at least 1.
         policy : Policy
-            What else is wished for.
+            The wishes beside the number.
 
         Returns
         -------
@@ -187,8 +195,15 @@ cdef class Placer:
 
         Notes
         -----
-        Time and memory are bounded by O(free CPUs × n), whatever is free. With c domains that overlap (see
-        `fastcpu.placement.domains`) it is 2^c times as much, of at most 16,384 CPUs all in all.
+        Time and memory are bounded by O(free CPUs × n), whichever CPUs are free. With c crossing domains (see
+        `fastcpu.placement.domains`) the time is 2^c times as much, for machines of at most 16,384 / 2^c CPUs.
+
+        Examples
+        --------
+        >>> from fastcpu import CpuSet, Topology
+        >>> placer = Placer(Topology.from_arrays(CpuSet(range(8)), cores=[0, 1, 2, 3] * 2))
+        >>> placer.place(CpuSet.parse("1-7"), 3)  # a whole core, and CPU 4, whose core is in use already
+        CpuSet.parse('1,4-5')
         """
         cdef Search search
         cdef Wishes wishes
@@ -241,8 +256,8 @@ cdef void list_domain(object domain, object parent, list domains, list cores) ex
 def place(Topology topology not None, CpuSet free not None, n, policy=_DEFAULT):
     """Choose the best of the free CPUs of a machine.
 
-    It arranges the domains of the machine anew in every call, which takes much longer than the choice: whoever chooses
-    more than once on one machine makes a `Placer`, whose `Placer.place` says everything else.
+    Each call arranges the domains of the machine anew, which takes much longer than the choice. For more than one
+    choice on a machine make a `Placer`; `Placer.place` has the details.
 
     Parameters
     ----------
@@ -253,7 +268,7 @@ def place(Topology topology not None, CpuSet free not None, n, policy=_DEFAULT):
     n : int
         How many CPUs to choose.
     policy : Policy
-        What else is wished for.
+        The wishes beside the number.
 
     Returns
     -------
@@ -266,5 +281,11 @@ def place(Topology topology not None, CpuSet free not None, n, policy=_DEFAULT):
         If the free CPUs do not suffice for n and the policy.
     ValueError
         If n is less than 1, or a free CPU is not online.
+
+    Examples
+    --------
+    >>> from fastcpu import CpuSet, Topology
+    >>> place(Topology.from_arrays(CpuSet(range(8)), numa_nodes=[0, 0, 0, 0, 1, 1, 1, 1]), CpuSet.parse("2-7"), 3)
+    CpuSet.parse('4-6')
     """
     return Placer(topology).place(free, n, policy)

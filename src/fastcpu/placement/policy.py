@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policy, what a request for CPUs may wish for beside their number."""
+"""Policy, the wishes of a request for CPUs beside their number."""
 
 from __future__ import annotations
 
@@ -23,23 +23,32 @@ class Policy:
     Attributes
     ----------
     spread : {"none", "cores"}
-        ``cores``: one thread of each core where possible. Where there are fewer cores than CPUs asked for, no core
-        gives a third thread before all others have given their second one, and so on.
+        ``cores``: one thread of each core where possible. With fewer cores than CPUs asked for, no core gives its
+        third thread before all others have given their second, and so on.
     full_cores : {"prefer", "require"}
-        ``require``: nothing but whole cores, each with all its online threads. There is nothing left to spread then.
+        ``require``: whole cores only, each with all its online threads. It overrules ``spread``.
     numa : {"pack", "distribute"}
-        ``distribute``: as evenly as possible over all NUMA nodes that have CPUs to give. Each node gives equally many
-        or one more, or all that it has: 15 CPUs of two nodes are 7 and 8. (With whole cores it is one core more; where
-        cores differ in size it is as near to that as their sizes allow.) The other criteria decide which nodes give
-        more.
+        ``distribute``: as evenly as possible over all NUMA nodes with free CPUs. Each node gives an equal share, or one
+        CPU more, or all that it has: 15 CPUs of two nodes are 7 and 8. With whole cores a node gives one core more;
+        where cores differ in size, the shares are as even as the sizes allow. The other criteria decide which nodes
+        give more.
     core_type : {"any", "p-core", "e-core"}
-        ``any``: cores of one type if one has enough; performance cores first, efficiency cores last. Otherwise only
-        this type, which a machine whose cores are all ``standard`` does not have.
+        ``any``: cores of one type if one type has enough; performance cores first, efficiency cores last. The others:
+        only cores of this type. A machine whose cores are all ``standard`` has neither.
 
     Raises
     ------
     ValueError
         If a value is none of these.
+
+    Examples
+    --------
+    >>> Policy(full_cores="require", numa="distribute")
+    Policy(spread='none', full_cores='require', numa='distribute', core_type='any')
+    >>> Policy(numa="spread")
+    Traceback (most recent call last):
+        ...
+    ValueError: numa is 'pack' or 'distribute', not 'spread'
     """
 
     spread: Literal["none", "cores"] = "none"

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the best CPUs for one request in the domains of a machine.
 
-All that speaks for or against a choice is a cost of the domains and cores that it takes CPUs from, and costs add up.
-`fastcpu.placement` says which ones there are. So the best choice of k CPUs in a domain is the best division of k among
-its children, or among its cores, and the whole search is one knapsack (`fastcpu.placement.apportion`) for each domain,
-from the smallest up.
+Each criterion of `fastcpu.placement` is a cost of the domains and cores that a choice takes CPUs from, and costs add
+up. So the best choice of k CPUs in a domain is the best division of k among its children, or among its cores. The whole
+search is one knapsack (`fastcpu.placement.apportion`) for each domain, from the smallest up.
 
-Cores of a domain that are alike (in type, in how many of their CPUs are free, and in whether that is all of them) are
-one party: of k CPUs taken from them the first ones give all that they have and the last one gives the rest.
+Cores of a domain are alike if they have the same type, the same number of free CPUs, and are all whole or all not. They
+are one class, and one party of the knapsack: of k CPUs taken from them the first cores give all their free CPUs, and
+the last one gives the rest.
 """
 
 from libc.stdint cimport int64_t, uint64_t
@@ -35,7 +35,7 @@ cdef struct Siblings:
 
 cdef int64_t class_cost(const Search *search, Py_ssize_t rank, bint whole, Py_ssize_t usable, Py_ssize_t n_cores,
                         Py_ssize_t n) noexcept nogil:
-    """The cost of n units of cores that are alike; n is at least 1, and possible."""
+    """The cost of n units of the cores of a class; n is at least 1, and the cores can give n."""
     cdef const Weights *weights = &search.machine.weights
     cdef Py_ssize_t least = least_of_core(search, usable), touched
     cdef int64_t cost = weights.slow * rank * n * search.unit
@@ -58,8 +58,8 @@ cdef int64_t class_cost(const Search *search, Py_ssize_t rank, bint whole, Py_ss
 cdef inline Py_ssize_t class_of_core(const Search *search, Py_ssize_t c) noexcept nogil:
     """The number of the class of a core that has usable CPUs.
 
-    Classes are ordered by type, then whole cores before others, then those with more usable units before others. With
-    L units of the largest core, the whole cores of type 0 are 0 … L - 1, the others of type 0 are L … 2L - 1, and so on.
+    Classes are ordered by type, then whole cores before others, then those with more usable units before others. If the
+    largest core has L units, classes 0 … L - 1 are the whole cores of type 0, L … 2L - 1 its other cores, and so on.
     """
     cdef const Core *core = &search.machine.cores[c]
     cdef bint whole = search.n_free[c] == core.size
@@ -72,7 +72,7 @@ cdef inline Py_ssize_t usable_of_class(const Search *search, Py_ssize_t k) noexc
 
 
 cdef int gather_cores(Search *search, Py_ssize_t d, Py_ssize_t most) noexcept nogil:
-    """Make the classes of cores of a domain the parties that give up to so many units."""
+    """Make the classes of cores of a domain the parties that give up to most units."""
     cdef const Domain *domain = &search.machine.domains[d]
     cdef DomainState *state = &search.states[d]
     cdef Py_ssize_t largest = search.machine.largest_core, n_classes = 6 * largest, c, k, n, usable
@@ -117,7 +117,7 @@ cdef int gather_cores(Search *search, Py_ssize_t d, Py_ssize_t most) noexcept no
 
 
 cdef int find_largest(Search *search, Py_ssize_t d, Siblings *siblings) noexcept nogil:
-    """Find the largest children of a domain, one fewer than can give all that is asked for; 0, or -1 without memory."""
+    """Find the largest children of a domain, one fewer than suffice for most units; 0, or -1 without memory."""
     cdef Py_ssize_t n = 0, e = d + 1, i, high
     cdef Py_ssize_t *highs = <Py_ssize_t *> allocate(
         &search.work, (search.machine.domains[d].end - d) * sizeof(Py_ssize_t))
@@ -143,14 +143,14 @@ cdef int find_largest(Search *search, Py_ssize_t d, Siblings *siblings) noexcept
 
 
 cdef inline Py_ssize_t most_beside(const Siblings *siblings, Py_ssize_t high) noexcept nogil:
-    """The most units that the fewest children give without one of them, which can give so many."""
+    """The most units that the fewest children can give without one of them, of which high is the most."""
     if high < siblings.last:
         return siblings.largest
     return siblings.largest - high + siblings.next
 
 
 cdef inline bint bound_party(const Siblings *siblings, const DomainState *child, Party *party) noexcept nogil:
-    """Set the fewest and the most units of a child in any choice that may be the best; 0 if there are none."""
+    """Set the fewest and the most units that a child gives in a choice that may be the best; 0 if it gives none."""
     party.low = max(child.low, siblings.least - (siblings.high - child.high))
     party.high = min(child.high, siblings.most - (siblings.low - child.low))
     party.optional = party.low <= 0
@@ -164,9 +164,9 @@ cdef int gather_children(Search *search, Py_ssize_t d, Py_ssize_t least, Py_ssiz
                          bint dense) noexcept nogil:
     """Make the children of a domain the parties that give from least to most units.
 
-    Each child gives no less than its siblings leave, and no more than they let it. Where only choices of the fewest
-    children can be the best, the drawing shows how much less that leaves to try. 26 units are asked for; the children
-    stand in order of how many they can give::
+    A child gives at least what its siblings cannot, and at most what they need not. Where only choices of the fewest
+    children can be the best, a child gives at least what so few siblings cannot. An example of 26 units; the children
+    stand in order of how many units they can give::
 
          child           a     b     c  │  d     e
          can give        8     7     7  │  5     3
@@ -260,7 +260,7 @@ cdef int64_t run(Search *search) noexcept nogil:
 
 
 cdef void take(Search *search, const Core *core, Py_ssize_t n, uint64_t *words) noexcept nogil:
-    """Take n units of a core, but no more CPUs than were asked for."""
+    """Take n units of a core, up to the number of CPUs that are left to take."""
     cdef Py_ssize_t i = core.first, cpu
     n = min(n * search.unit, search.left)
     search.left -= n
@@ -273,7 +273,7 @@ cdef void take(Search *search, const Core *core, Py_ssize_t n, uint64_t *words) 
 
 
 cdef void take_class(Search *search, Py_ssize_t d, Py_ssize_t k, Py_ssize_t n, uint64_t *words) noexcept nogil:
-    """Take n units of the cores of a class: what each must give, and of the rest all that the first ones can."""
+    """Take n units of the cores of a class: of each what it must give, and the rest from the first cores."""
     cdef const Domain *domain = &search.machine.domains[d]
     cdef Py_ssize_t usable = usable_of_class(search, k)
     cdef Py_ssize_t least = least_of_core(search, usable), most = most_of_core(search, usable), c, given

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one request may take of each core and of each domain of a machine.
+"""The state of one search: what each core and each domain of a machine must and may give.
 
-Cores follow from what is free and what is wished for, domains from their cores. Where all cores that come into
-question are whole and equally large, and no more than one of them can be split, it is cores that are counted instead of
-CPUs: the unit of all numbers is then the CPUs of one core.
+The free CPUs and the wishes decide for each core, its cores decide for each domain. Numbers count *units*: CPUs, or
+cores, which are fewer, where all usable cores are whole and equally large and at most one of them need be split.
 """
 
 from libc.stdint cimport uint64_t
@@ -57,25 +56,24 @@ cdef void end(Search *search) noexcept nogil:
 
 
 cdef void find_usable(Search *search) noexcept nogil:
-    """Find how many CPUs of each core the wishes allow to take, and the size of these cores if they are alike."""
+    """Find how many CPUs of each core the wishes allow to take, and the size of these cores if they are equal."""
+    cdef Wishes wishes = search.wishes
     cdef const Core *core
-    cdef Py_ssize_t c, usable
-    cdef bint first = True
-    search.n_usable = 0
-    search.core_size = 0
+    cdef Py_ssize_t n_usable = 0, size = 0, c, usable
+    cdef bint equal = True
     for c in range(search.machine.n_cores):
         core = &search.machine.cores[c]
         usable = search.n_free[c]
-        if not (search.wishes.types >> core.rank) & 1 or (search.wishes.whole_cores and usable < core.size):
+        if not (wishes.types >> core.rank) & 1 or (wishes.whole_cores and usable < core.size):
             usable = 0
         search.usable[c] = usable
-        search.n_usable += usable
+        n_usable += usable
         if usable > 0:
-            if first:
-                search.core_size = usable
-                first = False
-            if usable != search.core_size or usable != core.size:
-                search.core_size = 0
+            if size == 0:
+                size = usable
+            equal = equal and usable == size == core.size
+    search.n_usable = n_usable
+    search.core_size = size if equal else 0
 
 
 cdef Py_ssize_t fewest_layers(const Search *search) noexcept nogil:
@@ -130,7 +128,6 @@ cdef bint leave_out(Search *search, unsigned int crossing) noexcept nogil:
 
 
 cdef void bound_domains(Search *search) noexcept nogil:
-    """Find how many units each domain must and can give, as far as its own cores decide."""
     cdef const Domain *domain
     cdef DomainState *state
     cdef Py_ssize_t c, d
@@ -149,7 +146,6 @@ cdef void bound_domains(Search *search) noexcept nogil:
 
 
 cdef void sum_children(const Search *search, Py_ssize_t d, Py_ssize_t *low, Py_ssize_t *high) noexcept nogil:
-    """Find how many units the children of a domain must and can give together."""
     cdef Py_ssize_t e = d + 1
     low[0] = high[0] = 0
     while e < search.machine.domains[d].end:
@@ -163,7 +159,7 @@ cdef inline Py_ssize_t clamp(Py_ssize_t value, Py_ssize_t low, Py_ssize_t high) 
 
 
 cdef Py_ssize_t even_share(const Search *search) noexcept nogil:
-    """The most that every NUMA node that can may give without there being too much."""
+    """The most units a NUMA node at which all nodes, as far as they can, give no more than asked for together."""
     cdef Py_ssize_t low = 0, high = search.n, middle, total, d
     while low < high:
         middle = (low + high + 1) // 2
@@ -179,7 +175,6 @@ cdef Py_ssize_t even_share(const Search *search) noexcept nogil:
 
 
 cdef void level_nodes(Search *search, Py_ssize_t slack) noexcept nogil:
-    """Bound what each NUMA node gives to the even share or one more, give or take the slack."""
     cdef Py_ssize_t least, most, d
     cdef DomainState *state
     bound_domains(search)

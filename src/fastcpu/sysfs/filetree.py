@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File trees: what a reader of sysfs needs of the file system, and nothing more.
+"""File trees: the part of a file system that a reader of sysfs needs.
 
-`FileTree` is the whole interface: the text of a file, the names in a folder. Paths are always absolute ``/sys/...``
-paths, wherever the tree really lies. `SysfsTree` reads a folder of the file system; `OverlaidTree` lays texts over
-another tree, so that a machine can be completed or invented. A file that cannot be read does not exist for a reader:
-sysfs files come and go with CPUs (``ENOENT``, ``ENODEV``), refuse to answer while one goes offline (``EINVAL``), or
-belong to root (``EACCES``).
+`FileTree` is the interface: the text of a file, the names in a folder. Paths are absolute ``/sys/...`` paths, wherever
+the tree lies. `SysfsTree` reads a folder of the file system. `OverlaidTree` lays texts over another tree, so that a
+machine can be completed or invented. A file that cannot be read counts as absent: sysfs files come and go with CPUs
+(``ENOENT``, ``ENODEV``), give no answer while a CPU goes offline (``EINVAL``), or belong to root (``EACCES``).
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ __all__ = [
     "open_tree",
 ]
 
-# The longest honest file is a list of every second of 8,192 CPUs, 20 kB.
+# The longest file that a kernel writes is a list of every second of 8,192 CPUs, 20 kB.
 MAX_FILE_SIZE: Final = 65536
 
-# sysfs answers with whole pages, of 4 KiB or more; less than that is the end of the file.
+# sysfs answers with whole pages of 4 KiB or more; a shorter answer is the end of the file.
 _PAGE: Final = 4096
 
-# Files of one folder that say the same, the preferred first: lists before masks, the names of Linux 5.3 and later
-# before the older ones (Documentation/ABI/stable/sysfs-devices-system-cpu).
+# Files of one folder with the same meaning, the preferred first: lists before masks, the names of Linux 5.3 and later
+# before older ones (Documentation/ABI/stable/sysfs-devices-system-cpu).
 PACKAGE_MEMBERS: Final = ("package_cpus_list", "core_siblings_list", "package_cpus", "core_siblings")
 CORE_MEMBERS: Final = ("core_cpus_list", "thread_siblings_list", "core_cpus", "thread_siblings")
 DIE_MEMBERS: Final = ("die_cpus_list", "die_cpus")
@@ -70,7 +69,7 @@ class SysfsTree:
     Parameters
     ----------
     root : path
-        What stands for ``/sys``.
+        The folder that stands for ``/sys``.
     """
 
     def __init__(self, root: str | os.PathLike[str] = "/sys") -> None:
@@ -79,7 +78,7 @@ class SysfsTree:
     def read(self, path: str) -> str | None:
         """Return the text of a file, or None if it cannot be read."""
         try:
-            # O_NONBLOCK: a named pipe in a recorded tree must not hold up the reader.
+            # O_NONBLOCK: a named pipe in a recorded tree must not block the reader.
             descriptor = os.open(self._root + path.removeprefix("/sys"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return None
@@ -103,11 +102,11 @@ class SysfsTree:
 
 
 class OverlaidTree:
-    """A tree with texts laid over it: files and folders that may or may not exist in the tree below.
+    """A tree with texts laid over it, for files and folders that may or may not exist in the tree below.
 
-    An overlaid file also hides the files beside it in the tree below that say the same and that a reader would prefer:
-    ``core_siblings_list`` hides ``package_cpus_list``, and an overlaid ``physical_package_id`` hides every list of the
-    package's CPUs. So an overlay has the last word, whichever of the names it uses.
+    An overlaid file also hides the files beside it in the tree below that have the same meaning and that a reader would
+    prefer: ``core_siblings_list`` hides ``package_cpus_list``, and ``physical_package_id`` hides each list of the
+    package's CPUs. So an overlay decides, whichever of the names it uses.
 
     Parameters
     ----------
@@ -120,6 +119,14 @@ class OverlaidTree:
     ------
     ValueError
         If a path is not absolute, not below ``/sys``, not in its shortest form, or both a file and a folder.
+
+    Examples
+    --------
+    >>> tree = OverlaidTree(SysfsTree("/no-such-folder"), {"/sys/devices/system/cpu/online": "0-3"})
+    >>> tree.read("/sys/devices/system/cpu/online"), tree.read("/sys/devices/system/cpu/present")
+    ('0-3', None)
+    >>> tree.entries("/sys/devices/system")
+    ['cpu']
     """
 
     def __init__(self, base: FileTree, texts: Mapping[str, str]) -> None:
@@ -150,7 +157,7 @@ class OverlaidTree:
 
 
 def _preferred(path: str) -> Iterator[str]:
-    """Yield the files beside this one that say the same and that a reader asks first."""
+    """Yield the files beside this one that have the same meaning and that a reader prefers."""
     folder, name = posixpath.split(path)
     for names in _PREFERENCES:
         if name in names:

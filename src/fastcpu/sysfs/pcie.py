@@ -42,9 +42,15 @@ def read_pcie_roots(
 
     Notes
     -----
-    A root's local CPUs are the ``cpulistaffinity`` of its bus, or its mask ``cpuaffinity``, or what its devices call
-    local, together; a root that tells none of these is near no CPU. Where the firmware does not say how near a root is,
-    the kernel names all online CPUs. See ``Documentation/ABI/testing/sysfs-bus-pci``.
+    A root's local CPUs are the ``cpulistaffinity`` of its bus, or its mask ``cpuaffinity``, or the local CPUs of its
+    devices together. A root without these files is near no CPU. Where the firmware does not say which CPUs are near a
+    root, the kernel names all online CPUs. See ``Documentation/ABI/testing/sysfs-bus-pci``.
+
+    Examples
+    --------
+    >>> bus = "/sys/devices/pci0000:40/pci_bus/0000:40"
+    >>> read_pcie_roots("/no-such-folder", {f"{bus}/cpulistaffinity": "2-3"})
+    {2: ('pci0000:40',), 3: ('pci0000:40',)}
     """
     reader = SysfsReader(open_tree(root, overlay))
     roots_of_cpu: dict[int, list[str]] = {}

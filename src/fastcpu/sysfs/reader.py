@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checked values from sysfs files: numbers, lists and masks of CPUs, and notes on what is none of them."""
+"""Checked values from sysfs files: numbers, lists and masks of CPUs, with notes on texts that are none of these."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MASK: Final = re.compile("[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{8})*")
 
 
 class SysfsReader:
-    """Checked access to a tree: what a file says, or None, with a note where it says nothing that has a meaning.
+    """Checked access to a tree: the value of a file, or None with a note if its text has no meaning.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class SysfsReader:
     Attributes
     ----------
     tree : FileTree
-        The same.
+        Where it reads.
     limit : int
         CPU numbers are below it: 8,192, or more where ``kernel_max`` says so.
     """
@@ -50,13 +50,13 @@ class SysfsReader:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was found wrong so far; at most a hundred notes, and how many more there would be."""
+        """The notes so far: at most a hundred, and the number of those left out."""
         if self._notes_left_out:
             return (*self._notes, f"and {self._notes_left_out} more")
         return tuple(self._notes)
 
     def note(self, text: str) -> None:
-        """Remember something that a person may want to know."""
+        """Keep a sentence for `notes`."""
         if len(self._notes) < _MAX_NOTES:
             self._notes.append(text)
         else:
@@ -65,12 +65,12 @@ class SysfsReader:
     def text(self, path: str) -> str | None:
         """Return the text of a file without white space around it, or None if it cannot be read.
 
-        A text longer than ``MAX_FILE_SIZE`` comes as it is: it means nothing, and must not be made shorter.
+        A text longer than ``MAX_FILE_SIZE`` comes unchanged: it has no meaning, and must not become one that has.
         """
         text = self.tree.read(path)
         if text is None or len(text) > MAX_FILE_SIZE:
             return text
-        # Some kernels from Linux 5.15 on hand out the zero byte behind the end of a list or mask, too.
+        # Some kernels from Linux 5.15 on include the zero byte after the end of a list or mask.
         return text.removesuffix("\0").strip(_WHITE_SPACE)
 
     def number(self, path: str, largest: int = LARGEST_ID) -> int | None:
@@ -97,16 +97,16 @@ class SysfsReader:
             return None
 
     def members(self, folder: str, names: Iterable[str], cpu: int | None = None) -> CpuSet | None:
-        """Return the CPUs of the first of some files that has a meaning.
+        """Return the CPUs of the first file with a meaning among several.
 
         Parameters
         ----------
         folder : str
-            Where the files are.
+            The folder of the files.
         names : iterable of str
-            What they are called; lists have ``list`` in their names, masks have not.
+            Their names, the preferred first. The name of a list contains ``list``; other files are masks.
         cpu : int, optional
-            The CPU whose files these are; one that does not name it means nothing.
+            The CPU that the files belong to. A file that does not name it has no meaning.
 
         Returns
         -------
@@ -139,7 +139,7 @@ class SysfsReader:
         raise TopologyError(path, text, f"a list of CPUs below {self.limit}")
 
     def refuse(self, path: str, text: str, expected: str) -> None:
-        """Note that a file's text means nothing and is treated as absent."""
+        """Note that the text of a file has no meaning and counts as absent."""
         self.note(f"{TopologyError(path, text, expected)}; treated as absent")
 
     def _mask(self, path: str) -> CpuSet | None:

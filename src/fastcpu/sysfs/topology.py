@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading a machine's topology from sysfs.
 
-What the files mean is said in the kernel's ``Documentation/admin-guide/cputopology.rst``,
+The kernel documents the files in ``Documentation/admin-guide/cputopology.rst``,
 ``Documentation/ABI/stable/sysfs-devices-system-cpu``, ``Documentation/ABI/testing/sysfs-devices-system-cpu`` (caches,
 ``smt/control``, ``isolated``) and ``Documentation/ABI/stable/sysfs-devices-node``.
 
-A machine is described as well as it can be. Only one whose online CPUs are unknown cannot be described; everything
-else that is missing, unreadable, meaningless or contradictory is treated as absent, and `Topology.notes` says so. The
-rules:
+A machine cannot be described if its online CPUs are unknown. Everything else that is missing, unreadable, meaningless
+or contradictory counts as absent, and `Topology.notes` says so. The rules:
 
-- The ``online`` list decides which CPUs there are. All other lists are cut down to it, since some kernels leave offline
-  CPUs in them. Without that file (Linux 2.6) the CPU folders count that are not switched off.
-- A group is what the list of its first CPU says; its other members are not asked again. A list without the very CPU it
-  belongs to means nothing. Where lists contradict each other, a CPU stays in the group that claimed it first.
-- Where there is no list, CPUs with the same id are a group; a core then is (socket, die, cluster, ``core_id``).
-- CPUs that an overlay speaks of are asked first, the others in ascending order; so an overlay wins over the lists of
-  the tree below it.
-- With neither a list nor an id, a CPU is a core of its own, in no L3, and in no socket; if no socket is known at all,
+- The ``online`` list decides which CPUs exist. All other lists are cut down to it, since some kernels leave offline
+  CPUs in them. Without the file (Linux 2.6) the CPUs are the CPU folders that are not switched off.
+- The list of a group's first CPU decides the group; the lists of its other CPUs are not read. A list that lacks its own
+  CPU means nothing. Where lists contradict each other, a CPU stays in the group that claimed it first.
+- Without a list, CPUs with the same id are a group. The id of a core is (socket, die, cluster, ``core_id``).
+- The files of CPUs that an overlay names are read first, the others in ascending order, so an overlay wins over the
+  lists of the tree below it.
+- With neither a list nor an id, a CPU is a core of its own, in no L3 cache, and in no socket. If no socket is known,
   the machine is one.
-- ``-1`` is the kernel's "unknown" in all these files; a ``cluster_id`` of 65535 is the same in 16 bits.
+- ``-1`` is the kernel's "unknown" in all these files. A ``cluster_id`` of 65535 is the same in 16 bits.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ from fastcpu.topology import EFFICIENCY, PERFORMANCE, STANDARD, Topology
 
 __all__ = ["read_topology"]
 
-# The id of a cache is an unsigned int; on arm64 a hash of the firmware's path or an MPIDR. All ones are an unknown one.
+# The id of a cache is an unsigned int, on arm64 a hash of the firmware's path or an MPIDR. All ones say "unknown".
 _LARGEST_CACHE_ID: Final = 2**32 - 2
 
 _UNKNOWN_CLUSTER: Final = 65535
 
-# Capacities of cores of one kind differ by a few per cent (boost bins, favoured cores), those of two kinds by a third
-# and more.
+# Capacities of cores of one kind differ by a few per cent (boost bins, favoured cores); those of two kinds differ by a
+# third or more.
 _CAPACITY_STEP: Final = 1.2
 
 _SMT_CONTROL: Final = {"on": True, "off": False, "forceoff": False, "notsupported": False, "notimplemented": False}
@@ -69,28 +68,36 @@ def read_topology(
     Parameters
     ----------
     root : path or FileTree, default "/sys"
-        The folder that stands for ``/sys``, or where else to read.
+        The folder that stands for ``/sys``, or a tree to read.
     overlay : mapping of str to str, optional
-        Texts by absolute ``/sys/...`` path that take the place of files, or add some; see
-        `OverlaidTree`.
+        Texts by absolute ``/sys/...`` path that replace files or add some; see `OverlaidTree`.
 
     Returns
     -------
     Topology
-        With `Topology.notes` on everything that was not as it should be.
+        Its `Topology.notes` name everything that counts as absent.
 
     Raises
     ------
     TopologyError
         If the tree does not tell which CPUs are online.
     ValueError
-        If a path of the overlay is not in order.
+        If a path of the overlay is not in its shortest form below ``/sys``.
 
     Notes
     -----
-    It opens two to five files a core where lists tell the rest, seven a CPU where only ids do: some 10 to 70 ms for
-    1,024 CPUs.
-    CPUs that come or go meanwhile are described as they were found, never an error.
+    It opens two to five files a core where there are lists, seven a CPU where there are only ids: some 10 to 70 ms for
+    1,024 CPUs. CPUs that come or go meanwhile are described as they were found and are no error.
+
+    Examples
+    --------
+    >>> cpus = "/sys/devices/system/cpu"
+    >>> read_topology("/no-such-folder", {f"{cpus}/online": "0-3", f"{cpus}/cpu2/topology/core_cpus_list": "2-3"})
+    <Topology: 4 of 4 CPUs online, 3 cores, 0 L3 caches, 1 NUMA nodes, 1 sockets>
+    >>> read_topology("/no-such-folder")
+    Traceback (most recent call last):
+        ...
+    fastcpu.errors.TopologyError: /sys/devices/system/cpu/online is missing; expected a list of at least one CPU
     """
     reader = SysfsReader(open_tree(root, overlay))
     online = _read_online(reader)
@@ -155,7 +162,7 @@ def _read_smt(reader: SysfsReader) -> bool | None:
         return None
     if text in _SMT_CONTROL:
         return _SMT_CONTROL[text]
-    # Since Linux 6.6 POWER tells the number of threads of each core that are in use.
+    # Since Linux 6.6 the file has the number of threads in use of each core on POWER.
     if re.fullmatch("[1-9][0-9]{0,3}", text):
         return text != "1"
     reader.refuse(path, text, f"one of {', '.join(_SMT_CONTROL)} or a number of threads")
@@ -164,14 +171,14 @@ def _read_smt(reader: SysfsReader) -> bool | None:
 
 _Label = int | tuple[int | None, ...] | None
 
-# What the files of a CPU say of its group in a level: the members and the group's label. Without members, all CPUs with
-# an equal label are a group; without either, the CPU is in none.
+# What the files of a CPU say about its group in a level: the members and the label of the group. Without members, all
+# CPUs with an equal label are a group; without members and label, the CPU is in no group.
 _Answer = tuple[CpuSet | None, _Label]
 _Group = tuple[CpuSet, _Label]
 
 
 class _MachineReader:
-    """One reading of a machine, level after level; each uses those that were read before.
+    """One reading of a machine, level after level; each level uses those that were read before.
 
     The levels are lists of one number a CPU, -1 for none, as `Topology.from_arrays` takes them.
     """
@@ -191,7 +198,7 @@ class _MachineReader:
         self.sockets = self._nowhere()
 
     def read_sockets(self) -> None:
-        """Read the packages: the kernel's id where there is one, else the lowest CPU."""
+        """Read the sockets. The id of one is the kernel's package id, or its lowest CPU if that is unknown."""
         reader = self._reader
 
         def ask(cpu: int) -> _Answer:
@@ -213,7 +220,7 @@ class _MachineReader:
             _assign(self.sockets, members, socket)
 
     def read_dies(self) -> None:
-        """Read the dies of each socket; CPUs without a die id are a die together."""
+        """Read the dies of each socket; its CPUs without a die id are one die."""
         reader = self._reader
         cpus_by_socket: dict[int, list[int]] = {}
         for cpu in self._online:
@@ -226,7 +233,7 @@ class _MachineReader:
                 return None, None
             folder = f"{CPU_FOLDER}/cpu{cpu}/topology"
             die = reader.number(f"{folder}/die_id")
-            # Where the architecture has no dies the list is meaningless: it names the CPU alone.
+            # Where the architecture has no dies, the list names the CPU alone and means nothing.
             members = None if die is None else reader.members(folder, DIE_MEMBERS, cpu)
             if members is not None:
                 members &= members_of_socket[socket]
@@ -239,7 +246,7 @@ class _MachineReader:
         self._assign_unique(self.dies, groups, dies)
 
     def read_cores(self) -> None:
-        """Read the cores; a core without a list is what has the same id in the same socket, die and cluster."""
+        """Read the cores. Without lists, CPUs with the same id in one socket, die and cluster are a core."""
         reader = self._reader
 
         def ask(cpu: int) -> _Answer:
@@ -264,7 +271,7 @@ class _MachineReader:
             _assign(self.core_id, members, -1 if core_id is None else core_id)
 
     def read_l3_caches(self) -> None:
-        """Read the L3 caches; a CPU without one has no group, and neither have the other threads of its core."""
+        """Read the L3 caches. A CPU without one is in no group, and so are the other threads of its core."""
         reader = self._reader
         without: set[int] = set()
 
@@ -278,14 +285,14 @@ class _MachineReader:
             cache_id = reader.number(f"{folder}/id", _LARGEST_CACHE_ID)
             if members is None and cache_id is not None:
                 return None, cache_id
-            # Some firmware leaves the list empty; the threads of a core share all its caches.
+            # Some firmware leaves the list empty. The threads of a core share all its caches.
             return members or CpuSet(c for c in self._online if self.cores[c] == core), cache_id
 
         groups = self._partition("L3 cache", ask)
         self._assign_unique(self.l3_caches, groups, [label if isinstance(label, int) else None for _, label in groups])
 
     def read_numa_nodes(self) -> list[int]:
-        """Read the NUMA nodes, and return those that have no online CPU; without any node, node 0 has all CPUs."""
+        """Read the NUMA nodes and return those without an online CPU. If there is no node, node 0 has all CPUs."""
         reader = self._reader
         nodes = sorted(int(m[1]) for name in reader.tree.entries(NODE_FOLDER) if (m := _NODE_NAME.fullmatch(name)))
         memory_nodes = []
@@ -312,9 +319,9 @@ class _MachineReader:
     def read_core_types(self) -> list[int]:
         """Read which cores are for performance and which for efficiency, on machines that have both.
 
-        x86: the CPUs of the performance counters ``cpu_core``, ``cpu_atom`` and ``cpu_lowpower``, which exist on hybrid
-        machines only. Elsewhere (arm64 big.LITTLE, RISC-V): ``cpu_capacity``, where the largest step between
-        neighbouring capacities divides the kinds, if it is large enough.
+        On x86 the CPUs of the performance counters ``cpu_core``, ``cpu_atom`` and ``cpu_lowpower`` decide, which exist
+        on hybrid machines only. Elsewhere (arm64 big.LITTLE, RISC-V) ``cpu_capacity`` decides: the largest step between
+        neighbouring capacities divides the two kinds, if it is large enough.
         """
         reader = self._reader
         performance = reader.cpus("/sys/devices/cpu_core/cpus")
@@ -345,7 +352,7 @@ class _MachineReader:
         return performance, self._online - performance
 
     def _find_l3(self, cpu: int) -> str | None:
-        """Return the folder of the CPU's L3 cache; most often its number is that of the CPU before."""
+        """Return the folder of the CPU's L3 cache. The number of the last one found is tried first."""
         caches = f"{CPU_FOLDER}/cpu{cpu}/cache"
         if self._is_l3(f"{caches}/{self._l3_folder}"):
             return f"{caches}/{self._l3_folder}"
@@ -356,11 +363,11 @@ class _MachineReader:
         return None
 
     def _is_l3(self, folder: str) -> bool:
-        # Some arm64 firmware tells no type.
+        # Some arm64 firmware gives no type.
         return self._reader.number(f"{folder}/level") == 3 and self._reader.text(f"{folder}/type") in ("Unified", None)
 
     def _partition(self, level: str, ask: Callable[[int], _Answer]) -> list[_Group]:
-        """Divide the CPUs into disjoint groups by asking each one that no group has claimed yet."""
+        """Divide the CPUs into disjoint groups: ask each CPU that no group has claimed yet."""
         unclaimed = self._online
         groups: list[_Group] = []
         unlisted: dict[_Label, list[int]] = {}
@@ -384,7 +391,7 @@ class _MachineReader:
         return merged + [(CpuSet(cpus), label) for label, cpus in unlisted.items()]
 
     def _assign_unique(self, level: list[int], groups: Sequence[_Group], labels: Sequence[int | None]) -> None:
-        """Give groups their labels as ids if every one has its own label, else their lowest CPUs."""
+        """Give the groups their labels as ids if each has a label of its own, else their lowest CPUs."""
         unique = None not in labels and len(set(labels)) == len(labels)
         for (members, _), label in zip(groups, labels, strict=True):
             _assign(level, members, label if unique and label is not None else members.first)

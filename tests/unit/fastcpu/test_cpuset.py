@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import pickle
 import sys
 import threading
@@ -130,12 +129,6 @@ class CpuSetMachine(RuleBasedStateMachine):
 
 CpuSetMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
 TestCpuSetMachine = CpuSetMachine.TestCase
-
-
-def test_docstring_examples():
-    result = doctest.testmod(fastcpu.cpuset)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 @pytest.mark.parametrize(
