@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := $(wildcard src/fastcpu/*.pyx src/fastcpu/*.pxd src/startguard/*) CMakeLists.txt
+NATIVE := $(wildcard src/fastcpu/*.p[xy][dx] src/fastcpu/*/*.p[xy][dx] src/startguard/*) CMakeLists.txt
 PROTOS := $(wildcard src/driver/apis/*.proto)
 TTRPC := %/ttrpc.proto %/nri_v1alpha1.proto
 LINTS := lint-types lint-stubs lint-cython lint-style lint-layers lint-spelling

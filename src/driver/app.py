@@ -49,9 +49,8 @@ from driver.status import StatusWriter
 from driver.web import WebServer
 from fastcpu import CpuSet, Topology, read_topology
 from fastcpu.errors import TopologyError
-from fastcpu.filetree import open_tree
-from fastcpu.pcie import read_pcie_roots
 from fastcpu.pool import CpuPool
+from fastcpu.sysfs import open_tree, read_pcie_roots
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence

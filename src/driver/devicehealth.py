@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from driver.devices import DeviceModel
     from driver.health import Health
     from driver.ledger import Ledger
-    from fastcpu.filetree import FileTree
+    from fastcpu.sysfs import FileTree
 
 _log = logging.getLogger(__name__)
 

@@ -26,18 +26,16 @@ from driver.flags import HelpRequest, parse_flags
 from driver.logs import one_line
 from driver.settings import FLAGS, load
 from fastcpu.errors import TopologyError
-from fastcpu.filetree import open_tree
-from fastcpu.sysfs import read_topology
-from fastcpu.topology import EFFICIENCY, PERFORMANCE, STANDARD
+from fastcpu.sysfs import open_tree, read_topology
+from fastcpu.topology import CORE_TYPE_NAMES
 
 if TYPE_CHECKING:
     from driver.commandline import ReportOptions
-    from fastcpu.filetree import FileTree
+    from fastcpu.sysfs import FileTree
     from fastcpu.topology import Level, Topology
 
 LAYOUT_VERSION: Final = "v1"
 
-_CORE_TYPES: Final = {STANDARD: "standard", PERFORMANCE: "p-core", EFFICIENCY: "e-core"}
 # The kernel's "unknown" in 16 bits.
 _NO_CLUSTER: Final = 65535
 _LONGEST_COMMAND_LINE: Final = 1 << 20
@@ -210,7 +208,7 @@ def _cpus(topology: Topology, tree: FileTree) -> list[Mapping[str, object]]:
             "numaNodeID": _id(topology.numa_nodes, cpu),
             "numaNodeCPUSet": nodes[row] if (row := int(topology.numa_nodes.group_of[cpu])) >= 0 else "",
             "sibling": _sibling(topology, cpu),
-            "coreType": _CORE_TYPES[int(topology.core_type[cpu])],
+            "coreType": CORE_TYPE_NAMES[topology.core_type[cpu]],
             "uncoreCacheID": _id(topology.l3_caches, cpu),
         }
         for cpu in topology.online

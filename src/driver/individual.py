@@ -31,13 +31,12 @@ from driver.errors import ClaimError, ClaimPendingError
 from driver.wording import held_by, not_online, subject
 from fastcpu import CpuSet
 from fastcpu.pool import CpuPool
-from fastcpu.topology import EFFICIENCY, PERFORMANCE, STANDARD, Level, Topology
+from fastcpu.topology import CORE_TYPE_NAMES, Level, Topology
 
 __all__ = ["IndividualAllocator", "build_individual_devices"]
 
 _NAME_PREFIX: Final = "cpudev"
 _NO_L3_CACHE: Final = -1
-_CORE_TYPES: Final = {STANDARD: "standard", PERFORMANCE: "p-core", EFFICIENCY: "e-core"}
 
 
 def build_individual_devices(
@@ -123,7 +122,7 @@ def _attributes(topology: Topology, cpu: int) -> Attributes:
         CPU_ID: cpu,
     }
     attributes: Attributes = {name: {"int": number} for name, number in numbers.items() if number is not None}
-    attributes[CORE_TYPE] = {"string": _CORE_TYPES[int(topology.core_type[cpu])]}
+    attributes[CORE_TYPE] = {"string": CORE_TYPE_NAMES[topology.core_type[cpu]]}
     attributes[SMT_ENABLED] = {"bool": topology.smt_enabled}
     return attributes
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Word operations that the modules of this package share: CPU n is bit n % 64 of word n // 64."""
+"""Operations on the words of a mask: CPU n is bit n % 64 of word n // 64."""
 
 from libc.stdint cimport uint64_t
 
@@ -15,6 +15,7 @@ cdef extern from *:
 
 
 cdef inline Py_ssize_t count_bits(const uint64_t *words, Py_ssize_t start, Py_ssize_t stop) noexcept nogil:
+    """The number of bits set in the words from start up to, not including, stop."""
     cdef Py_ssize_t total = 0, i
     for i in range(start, stop):
         total += popcount(words[i])
@@ -22,7 +23,7 @@ cdef inline Py_ssize_t count_bits(const uint64_t *words, Py_ssize_t start, Py_ss
 
 
 cdef inline void set_bits(uint64_t *words, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    """Set the bits of the CPUs ``first`` … ``last``, both included."""
+    """Set the bits of the CPUs from first to last, both included; the words must be there."""
     cdef Py_ssize_t low = first >> 6, high = last >> 6, i
     cdef uint64_t low_mask = ALL_ONES << (first & 63)
     cdef uint64_t high_mask = ALL_ONES >> (63 - (last & 63))
@@ -36,4 +37,5 @@ cdef inline void set_bits(uint64_t *words, Py_ssize_t first, Py_ssize_t last) no
 
 
 cdef inline bint test_bit(const uint64_t *words, Py_ssize_t n_words, Py_ssize_t cpu) noexcept nogil:
+    """Whether the bit of a CPU is set; CPUs beyond the words are not."""
     return (cpu >> 6) < n_words and (words[cpu >> 6] >> (cpu & 63)) & 1

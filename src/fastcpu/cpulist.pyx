@@ -3,7 +3,7 @@
 
 The syntax is that of the kernel's bitmap lists (``Documentation/admin-guide/kernel-parameters.rst``): numbers and
 ranges ``a-b`` with commas between, and ``a-b:used/group`` for the first ``used`` of every ``group`` CPUs from ``a``
-on. The cost of reading is proportional to the text with a factor bounded by the limit: one range sets at most
+on. The time to read a text is proportional to its length. The limit bounds the factor: one range sets at most
 ``limit / 64`` words.
 """
 
@@ -59,7 +59,7 @@ cdef inline bint is_digit(char c) noexcept nogil:
 
 cdef inline ParseStatus read_number(const char *text, Py_ssize_t end, Py_ssize_t limit, Py_ssize_t *at,
                                     Py_ssize_t *number) noexcept nogil:
-    """Read a number below ``limit``; on an error ``at`` is the first character of the number or what stands there."""
+    """Read a number below limit at a position, and move the position behind it; on an error the position stays."""
     cdef Py_ssize_t i = at[0], value = 0
     if i == end or not is_digit(text[i]):
         return NOT_A_NUMBER
@@ -75,6 +75,7 @@ cdef inline ParseStatus read_number(const char *text, Py_ssize_t end, Py_ssize_t
 
 cdef void set_strided(uint64_t *words, Py_ssize_t first, Py_ssize_t last, Py_ssize_t used,
                       Py_ssize_t group) noexcept nogil:
+    """Set the bits of the first used of every group CPUs from first to last."""
     cdef Py_ssize_t start, i, phase
     cdef uint64_t low = 0, high = 0, word
     cdef uint64_t pattern[2]
@@ -87,7 +88,7 @@ cdef void set_strided(uint64_t *words, Py_ssize_t first, Py_ssize_t last, Py_ssi
             set_bits(words, start, start + used - 1 if start + used - 1 < last else last)
             start += group
         return
-    # Any 64 consecutive bits of the periodic pattern are found in its first 128 bits, at a phase below the period.
+    # The pattern repeats after group ≤ 64 bits, so each word of the result lies in its first 128 bits, at some phase.
     pattern[0] = pattern[1] = 0
     start = 0
     while start < 128:
@@ -180,7 +181,7 @@ cdef ParseStatus parse(const char *text, Py_ssize_t length, Py_ssize_t limit, Wo
     buffer.first_word = low
     buffer.n_words = high
     if status == PARSED:
-        trim(buffer)  # the end of a stride may be a CPU that is not in the set
+        trim(buffer)  # the last CPU of a range with a stride need not be in the set
     return status
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CpuSet, the immutable set of logical CPUs that everything else here speaks in.
+"""CpuSet, the immutable set of logical CPUs that all other modules take and return.
 
 CPU n is bit ``n % 64`` of word ``n // 64``. The words end with the highest non-zero one, so equal sets have equal
-words, and the index of the lowest non-zero word is kept beside them, so that work on a few CPUs at the far end of a
-large machine does not walk the empty words below. Sets of up to 1,024 CPUs live in one allocation.
+words. The set also knows its lowest non-zero word, so that operations on a few CPUs of a large machine skip the empty
+words below. A set of CPUs below 1,024 is one allocation.
 
 A set never changes after its construction, so threads may share it without locks.
 """
@@ -34,8 +34,8 @@ cdef extern from "Python.h":
 
 __all__ = ["DEFAULT_LIMIT", "MAX_CPUS", "CpuSet"]
 
-# x86 and POWER kernels are built for at most 8,192 CPUs (CONFIG_NR_CPUS); the ceiling leaves room for larger ones
-# while a mask stays at 128 KiB, whatever a text asks for.
+# x86 and POWER kernels are built for at most 8,192 CPUs (CONFIG_NR_CPUS). The ceiling leaves room for larger ones and
+# bounds a mask, whatever a text asks for, to 128 KiB.
 cdef enum:
     CPU_CEILING = 1 << 20
     CPU_LIMIT = 8192
@@ -49,7 +49,7 @@ cdef inline CpuSet empty_set():
 
 
 cdef inline CpuSet finish(CpuSet cpus):
-    """Bring a set whose words were just written into its final form."""
+    """Complete a set whose words have been written."""
     trim(&cpus.buffer)
     cpus.count = count_bits(cpus.buffer.words, cpus.buffer.first_word, cpus.buffer.n_words)
     return cpus
@@ -107,7 +107,7 @@ cdef Py_ssize_t cpu_number(object cpu) except -1:
 
 
 cdef CpuSet as_cpuset(object cpus):
-    """A CpuSet from anything that the named set methods accept."""
+    """The set of what a named set method was given: a CpuSet or an iterable of ints."""
     cdef CpuSet result
     cdef Py_ssize_t number
     if isinstance(cpus, CpuSet):
@@ -206,8 +206,8 @@ cdef class CpuSet:
     """An immutable set of logical CPUs, by the kernel's numbers.
 
     It behaves as a ``frozenset[int]`` does: algebra, comparisons, iteration (ascending), ``len``, ``in`` and hashing.
-    Operators take another ``CpuSet``; the named methods take any iterables of ints, too. A ``CpuSet`` equals only
-    another ``CpuSet``. It supports the buffer protocol (read-only, format ``Q``) and pickling.
+    Operators take another ``CpuSet``; the named methods also take iterables of ints. A ``CpuSet`` equals only another
+    ``CpuSet``. It supports the buffer protocol (read-only, format ``Q``) and pickling.
 
     Parameters
     ----------
@@ -227,6 +227,11 @@ cdef class CpuSet:
     CpuSet.parse('0-3,8-9')
     >>> str(CpuSet(range(0, 8, 2)))
     '0,2,4,6'
+    >>> reserved, chosen = CpuSet([0, 32]), CpuSet.parse("30-33")
+    >>> chosen & reserved, chosen.isdisjoint(reserved), len(chosen - reserved)
+    (CpuSet.parse('32'), False, 3)
+    >>> chosen[0], chosen[-1], chosen[::2], list(chosen)
+    (30, 33, CpuSet.parse('30,32'), [30, 31, 32, 33])
     """
 
     def __cinit__(self, cpus=()):
@@ -250,8 +255,8 @@ cdef class CpuSet:
         Parameters
         ----------
         text : str
-            Numbers, ranges ``a-b`` and strides ``a-b:used/group`` with commas between, white space at both ends only;
-            repeats and overlaps are harmless; nothing but white space is the empty set.
+            Numbers, ranges ``a-b`` and strides ``a-b:used/group`` with commas between. Repeats and overlaps are
+            harmless. White space may stand at both ends; a text of white space alone is the empty set.
         limit : int, default 8192
             CPU numbers are below it; from 1 to ``MAX_CPUS``.
 
@@ -269,6 +274,15 @@ cdef class CpuSet:
         The time is proportional to the length of the text, whatever numbers it names. The syntax is the kernel's
         (``Documentation/admin-guide/kernel-parameters.rst``, "cpu lists") without its symbolic names ``all`` and ``N``,
         which mean nothing without a machine.
+
+        Examples
+        --------
+        >>> CpuSet.parse("0-15:2/4")  # two of every four CPUs
+        CpuSet.parse('0-1,4-5,8-9,12-13')
+        >>> CpuSet.parse("0-3,9-8")
+        Traceback (most recent call last):
+            ...
+        fastcpu.errors.CpuListError: cpulist '0-3,9-8', character 5: the range is reversed; write the lower CPU first
         """
         if limit is CPU_LIMIT:
             return parse_cpulist(text, CPU_LIMIT)
@@ -293,6 +307,14 @@ cdef class CpuSet:
             If the items are neither native ``uint64`` nor ``bool``.
         ValueError
             If the array is not one-dimensional, or longer than ``MAX_CPUS`` CPUs.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> CpuSet.from_array(np.array([0b1100, 1], np.uint64))
+        CpuSet.parse('2-3,64')
+        >>> CpuSet.from_array(np.array([False, True, True]))
+        CpuSet.parse('1-2')
         """
         cdef CpuSet result
         cdef bytes data
@@ -321,9 +343,14 @@ cdef class CpuSet:
 
     @property
     def words(self):
-        """The mask as ``ndarray of uint64, shape (n_words,)``, read-only and without a copy.
+        """The mask as ``ndarray of uint64, shape (n_words,)``, a read-only view that keeps the set alive.
 
-        It ends with the highest non-zero word; the view keeps the set alive.
+        It ends with the highest non-zero word.
+
+        Examples
+        --------
+        >>> CpuSet.parse("2-3,64").words
+        array([12,  1], dtype=uint64)
         """
         return np.asarray(memoryview(self))
 
@@ -341,6 +368,11 @@ cdef class CpuSet:
         -------
         str
             What `parse` reads back to the same set; never longer than ``str(self)``.
+
+        Examples
+        --------
+        >>> CpuSet(range(0, 64, 2)).strided()
+        '0-62:1/2'
         """
         return format_strided(&self.buffer)
 

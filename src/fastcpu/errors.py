@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong with CPU sets, topologies, pools and placement.
+"""The errors of CPU sets, topologies, pools and placement.
 
-A wrong argument (a negative id, a matrix of the wrong shape) is a builtin ``TypeError`` or ``ValueError``. What comes
-from outside and is refused has a class of its own here, with the facts as attributes, so that a caller can put them
-into its own words.
+A wrong argument (a negative id, a matrix of the wrong shape) raises a builtin ``TypeError`` or ``ValueError``. Input
+from outside that is refused raises a class of this module. Its attributes have the facts, so that a caller can use its
+own words.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CpuListError(FastCpuError, ValueError):
     position : int
         Index of the character at fault, 0-based.
     reason : str
-        What is wrong there.
+        The fault at that character.
     """
 
     def __init__(self, text: str, position: int, reason: str) -> None:
@@ -52,7 +52,7 @@ class CpuListError(FastCpuError, ValueError):
 
 
 class TopologyError(FastCpuError):
-    """A file of the sysfs tree says something that no machine can mean.
+    """A file of the sysfs tree has no meaning for any machine.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class TopologyError(FastCpuError):
     value : str or None
         Its content; None if it cannot be read.
     expected : str
-        What would be right.
+        A description of a right content.
     """
 
     def __init__(self, path: str, value: str | None, expected: str) -> None:
@@ -77,22 +77,22 @@ class TopologyError(FastCpuError):
 
 
 class CpuCheckError(FastCpuError):
-    """A choice of CPUs does not fit the pool; all that is wrong with it, at once.
+    """A choice of CPUs does not fit the pool; the attributes have all faults at once.
 
     Attributes
     ----------
     cpus : CpuSet
         The whole choice.
     unmanaged : CpuSet
-        Chosen CPUs that are offline or not known here.
+        Chosen CPUs that are offline or that the pool does not have.
     reserved : CpuSet
         Chosen CPUs that are reserved.
     outside : CpuSet
         Chosen CPUs that are managed and not reserved but in none of the demanded groups.
     taken : CpuSet
-        Chosen CPUs that somebody holds.
+        Chosen CPUs that are taken.
     miscounted : tuple of (int, int, int)
-        Group, CPUs demanded of it, CPUs chosen in it; groups whose numbers differ only.
+        Group, CPUs demanded of it, CPUs chosen in it; only of groups where these numbers differ.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class CpuCheckError(FastCpuError):
 
 
 class CpuHoldError(FastCpuError):
-    """CPUs were to be taken that are taken, or released that are not.
+    """CPUs to take are taken already, or CPUs to release are not taken.
 
     Attributes
     ----------
@@ -155,13 +155,13 @@ class PlacementError(FastCpuError):
     requested : int
         How many CPUs were asked for.
     available : int
-        How many free CPUs come into question.
+        How many free CPUs may be taken.
     fitting : tuple of int
-        The nearest numbers of CPUs that could be had instead: at most one smaller and one larger one.
+        The nearest numbers of CPUs that can be placed: at most one smaller and one larger one.
     whole_cores : bool
-        Whether only whole cores come into question.
+        Whether only whole cores may be taken.
     core_type : str
-        The type of core that comes into question; ``any`` for all.
+        The type of core that may be taken; ``any`` for all.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C interface of CpuPool, for modules that choose CPUs from it: all masks have n_words words."""
+"""C interface of CpuPool for modules that choose CPUs from it; each mask has n_words words."""
 
 from libc.stdint cimport uint64_t
 
@@ -16,8 +16,8 @@ cdef class CpuPool:
     cdef uint64_t *member_words       # n_groups rows: the CPUs of each group
     cdef uint64_t *allocatable_words  # n_groups rows: its online CPUs that are not reserved
 
-    # Says which CPUs of each group are allocatable, after another mask has changed.
+    # Computes allocatable_words anew, after another mask has changed.
     cdef void count_in(self) noexcept
 
-    # 1 if the CPUs meet the demands and are free, 0 if not.
+    # Whether each group demanded has as many of the CPUs as demanded, no CPU is outside them, and none is taken.
     cdef bint fits(self, CpuSet cpus, tuple demands) except -1

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CpuPool, the CPUs of one node and who may have them: the check that every prepare runs.
+"""CpuPool, the CPUs of one node and which of them are reserved, taken and offline: the check that every prepare runs.
 
 All masks are rows of one C-contiguous NumPy array, sized once. A check walks only the words between the lowest and
-the highest CPU of the choice, so four CPUs cost the same on 64 CPUs as on 8,192, and it allocates nothing but the set
-that it returns.
+the highest CPU of the choice, so the check of four neighbours takes as long on 64 CPUs as on 8,192. It allocates only
+the set that it returns.
 
-A pool is not a lock: callers that share one between threads bring their own.
+A pool has no lock: callers that share one between threads need their own.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -23,7 +23,7 @@ from fastcpu.errors import CpuCheckError, CpuHoldError
 __all__ = ["CpuPool"]
 
 cdef enum:
-    SMALLEST_LIMIT = 8192  # so that a CPU which no such machine has is "not online here", not a syntax error
+    SMALLEST_LIMIT = 8192  # a CPU below it that the machine does not have is "not online", not a syntax error
 
 
 cdef inline Py_ssize_t demanded_group(tuple demands, Py_ssize_t index) except? -1:
@@ -35,7 +35,7 @@ cdef inline Py_ssize_t demanded_count(tuple demands, Py_ssize_t index) except? -
 
 
 cdef object explain(CpuPool pool, CpuSet cpus, tuple demands):
-    """All that is wrong with a choice that does not fit."""
+    """The error that says all that is wrong with a choice."""
     wanted = {}
     for group, count in demands:
         wanted[group] = wanted.get(group, 0) + count
@@ -65,11 +65,11 @@ cdef class CpuPool:
     Parameters
     ----------
     online : CpuSet
-        CPUs that may be given out if nothing else speaks against it.
+        CPUs that may be given out unless they are reserved.
     reserved : CpuSet
         CPUs that are never given out.
     groups : ndarray of uint64, shape (n_groups, n_words)
-        One mask a group, as the rows of a topology level; no CPU in two of them. Copied.
+        One mask a group, as the rows of a topology level. No CPU may be in two of them. Copied.
 
     Raises
     ------
@@ -78,8 +78,23 @@ cdef class CpuPool:
 
     Notes
     -----
-    A group's allocatable CPUs are its online ones that are not reserved, and have not gone offline since. Reserved CPUs
+    A group's allocatable CPUs are its online CPUs that are not reserved and have not gone offline since. Reserved CPUs
     beyond ``n_words`` words cannot be in any group and are left out.
+
+    Examples
+    --------
+    Two NUMA nodes of four CPUs; CPU 0 is reserved:
+
+    >>> from fastcpu import CpuSet, Topology
+    >>> nodes = Topology.from_arrays(CpuSet(range(8)), numa_nodes=[0, 0, 0, 0, 1, 1, 1, 1]).numa_nodes
+    >>> pool = CpuPool(online=CpuSet(range(8)), reserved=CpuSet([0]), groups=nodes.masks)
+    >>> chosen = pool.check("2-4", [(0, 2), (1, 1)])  # two of node 0, one of node 1
+    >>> pool.take(chosen)
+    >>> pool.available
+    CpuSet.parse('1,5-7')
+    >>> pool.release(chosen)
+    >>> pool.taken
+    CpuSet.parse('')
     """
 
     def __cinit__(self, CpuSet online not None, CpuSet reserved not None, groups):
@@ -152,7 +167,7 @@ cdef class CpuPool:
             for i in range(start, stop):
                 found += popcount(words[i] & row[i])
             met = met and found == wanted
-        # The groups are disjoint: where their counts add up to the whole choice, nothing of it is outside of them.
+        # The groups are disjoint: where their counts add up to the whole choice, no CPU of it is outside them.
         if not met or demanded != cpus.count:
             return False
         for i in range(start, stop):
@@ -161,7 +176,7 @@ cdef class CpuPool:
         return True
 
     def check(self, str cpulist not None, demands):
-        """Check a choice of CPUs against everything that the pool knows.
+        """Check that a choice of CPUs may be taken.
 
         Parameters
         ----------
@@ -182,11 +197,22 @@ cdef class CpuPool:
         CpuCheckError
             If the choice does not fit; it names all that is wrong with it.
         ValueError
-            If a demand names a group that there is not, or a negative count.
+            If a demand names a group that does not exist, or a negative count.
 
         Notes
         -----
-        O(length of the text + words between the lowest and the highest CPU × groups demanded).
+        Time: O(length of the text + words between the lowest and the highest CPU × groups demanded).
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastcpu import CpuSet
+        >>> pool = CpuPool(CpuSet(range(8)), reserved=CpuSet([0]), groups=np.array([[0b1111], [0b11110000]], np.uint64))
+        >>> pool.take(CpuSet([1]))
+        >>> pool.check("0-2", [(0, 3)])
+        Traceback (most recent call last):
+            ...
+        fastcpu.errors.CpuCheckError: cpuset 0-2: CPUs 0 are reserved; CPUs 1 are taken
         """
         cdef CpuSet cpus = parse_cpulist(cpulist, max(<Py_ssize_t> SMALLEST_LIMIT, self.n_words * 64))
         cdef tuple pairs = demands if type(demands) is tuple else tuple(map(tuple, demands))
@@ -200,8 +226,8 @@ cdef class CpuPool:
         Parameters
         ----------
         cpus : CpuSet
-            CPUs that nobody has taken. They need not be online, allocatable or in a group: what was given out
-            under another configuration stays taken.
+            CPUs that are not taken. They need not be online, allocatable or in a group, since CPUs that were given
+            out under another configuration stay taken.
 
         Raises
         ------
@@ -242,9 +268,9 @@ cdef class CpuPool:
             self.taken_words[i] &= ~cpus.buffer.words[i]
 
     def set_offline(self, CpuSet cpus not None):
-        """Say which CPUs have gone offline since the pool was made; those that are not among them are back.
+        """Set which CPUs are offline now of those that were online when the pool was made.
 
-        Who has taken one keeps it; nobody else can be given it.
+        A CPU that is taken stays taken. A CPU that is offline passes no check.
 
         Parameters
         ----------

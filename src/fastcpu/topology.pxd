@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C interface of Topology, for other Cython packages: mask rows and the row of each CPU, without Python objects.
+"""C interface of Topology for other Cython packages: mask rows, and the row of each CPU, without Python objects.
 
-The pointers stay valid as long as their Level lives. Nothing here may be written to.
+The pointers are valid as long as their Level lives. Their memory is constant.
 """
 
 from libc.stdint cimport int32_t, uint64_t
@@ -14,7 +14,7 @@ cdef class Level:
     cdef Py_ssize_t n_groups
     cdef Py_ssize_t n_words
     cdef Py_ssize_t n_cpus
-    cdef bytes mask_data                # own what the pointers and the arrays show
+    cdef bytes mask_data                # these two own the memory of the pointers and the arrays
     cdef bytes row_data
     cdef readonly tuple ids
     cdef readonly object masks

@@ -6,11 +6,12 @@ import numpy.typing as npt
 
 from fastcpu.cpuset import CpuSet
 
-__all__ = ["EFFICIENCY", "PERFORMANCE", "STANDARD", "Level", "Topology"]
+__all__ = ["CORE_TYPE_NAMES", "EFFICIENCY", "PERFORMANCE", "STANDARD", "Level", "Topology"]
 
 STANDARD: Final[int]
 PERFORMANCE: Final[int]
 EFFICIENCY: Final[int]
+CORE_TYPE_NAMES: Final[tuple[str, str, str]]
 
 @final
 class Level:

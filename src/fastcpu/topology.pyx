@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Topology, the immutable description of a machine: which logical CPUs share a core, a cache, a die, a node, a socket.
 
-A level (cores, L3 caches, …) divides online CPUs into groups: no CPU is in two groups of one level, and none that is
-offline is in any. It is held twice: as a matrix of masks with a row for each group, and as the row of each CPU. Levels
-need not nest: an L3 may span NUMA nodes, and broken firmware tables produce anything. CPU numbers are the kernel's.
+A level (cores, L3 caches, …) divides online CPUs into groups: a CPU is in at most one group of a level, and a CPU that
+is offline is in none. A level holds its groups twice: as a matrix of masks with a row for each group, and as the row of
+each CPU. Levels need not nest: an L3 cache may span NUMA nodes, and broken firmware tables say anything. CPU numbers
+are the kernel's.
 
 This module neither reads files nor guesses: `fastcpu.sysfs.read_topology` turns a sysfs tree into the arrays that
 `Topology.from_arrays` takes. A topology never changes after its construction, so threads may share it without locks.
@@ -19,28 +20,22 @@ from fastcpu.cpuset cimport CpuSet, from_words
 
 import numpy as np
 
-__all__ = ["EFFICIENCY", "PERFORMANCE", "STANDARD", "Level", "Topology"]
+__all__ = ["CORE_TYPE_NAMES", "EFFICIENCY", "PERFORMANCE", "STANDARD", "Level", "Topology"]
 
-cdef enum CoreType:
-    CORE_STANDARD
-    CORE_PERFORMANCE
-    CORE_EFFICIENCY
-
-STANDARD = CORE_STANDARD
-PERFORMANCE = CORE_PERFORMANCE
-EFFICIENCY = CORE_EFFICIENCY
+STANDARD, PERFORMANCE, EFFICIENCY = range(3)
+CORE_TYPE_NAMES = ("standard", "p-core", "e-core")  # their names, in this order
 
 cdef enum:
     LARGEST_LABEL = 2147483647  # sysfs prints the ids of topology files from an int
 
-_LARGEST_ID = 2**32 - 1  # and those of caches from an unsigned int
+_LARGEST_ID = 2**32 - 1  # sysfs prints the ids of caches from an unsigned int
 
-# Only this module can name it, so that no half-built object can be made from outside.
+# Only this module can name it, so that other code cannot make a half-built object.
 cdef object _FROM_HERE = object()
 
 
 cdef read_only(bytes data, object dtype, tuple shape):
-    """An array over bytes: it can never be made writable."""
+    """An array over bytes, which cannot be made writable."""
     return np.ndarray(shape, dtype=dtype, buffer=data)
 
 
@@ -54,7 +49,7 @@ cdef class Level:
     Attributes
     ----------
     ids : tuple of int
-        The id of each group, unique and ascending. See `Topology` for what they are.
+        The id of each group, unique and ascending. `Topology` says what they are in each level.
     masks : ndarray of uint64, shape (n_groups, n_words), C-contiguous, read-only
         CPU n is bit ``n % 64`` of word ``n // 64`` of its group's row.
     group_of : ndarray of int32, shape (n_cpus,), read-only
@@ -63,6 +58,17 @@ cdef class Level:
     Notes
     -----
     Both arrays are views of the level's own memory and keep it alive.
+
+    Examples
+    --------
+    >>> from fastcpu import CpuSet, Topology
+    >>> sockets = Topology.from_arrays(CpuSet(range(4)), sockets=[36, 36, 2, 2]).sockets
+    >>> sockets.ids
+    (2, 36)
+    >>> [sockets.cpuset(row) for row in range(len(sockets))]
+    [CpuSet.parse('2-3'), CpuSet.parse('0-1')]
+    >>> sockets.group_of.tolist(), sockets.masks.tolist()
+    ([1, 1, 0, 0], [[12], [3]])
     """
 
     def __cinit__(self, token=None):
@@ -114,7 +120,7 @@ cdef Level make_level(object ids, Py_ssize_t n_words):
     level.row_of_cpu = <const int32_t *> PyBytes_AS_STRING(level.row_data)
     n_bytes = level.n_groups * n_words * sizeof(uint64_t)
     level.mask_data = PyBytes_FromStringAndSize(NULL, n_bytes)
-    # Bytes are constant once others can see them; nobody has seen these yet.
+    # Bytes are constant once other code can see them, which it cannot yet.
     masks = <uint64_t *> PyBytes_AS_STRING(level.mask_data)
     memset(masks, 0, n_bytes)
     for cpu in range(level.n_cpus):
@@ -161,7 +167,7 @@ cdef class Topology:
     Attributes
     ----------
     online, present, possible : CpuSet
-        CPUs that are schedulable, plugged in, and that could ever be; each contains the one before.
+        CPUs that are schedulable, that are plugged in, and that can be plugged in; each set contains the one before.
     isolated : CpuSet
         CPUs that the kernel keeps out of general scheduling (``isolcpus=``).
     smt_enabled : bool
@@ -186,13 +192,13 @@ cdef class Topology:
     machine : Level
         One group with all online CPUs; id 0.
     core_type : ndarray of uint8, shape (n_cpus,), read-only
-        `STANDARD` (0), `PERFORMANCE` (1) or `EFFICIENCY` (2).
+        `STANDARD` (0), `PERFORMANCE` (1) or `EFFICIENCY` (2): an index of `CORE_TYPE_NAMES`, which has the names.
     core_id, die_id : ndarray of int32, shape (n_cpus,), read-only
         The kernel's labels, unique only inside (socket, die) and inside the socket; -1 if unknown.
     memory_nodes : tuple of int
         NUMA nodes without online CPUs, ascending.
     notes : tuple of str
-        What was missing, unreadable or contradictory, for people to read.
+        What was missing, unreadable or contradictory, as sentences for a person.
 
     Notes
     -----
@@ -215,9 +221,9 @@ cdef class Topology:
             The CPUs to describe; not empty.
         cores, l3_caches, dies, numa_nodes, sockets : array of int, shape (n,), optional
             The id of the group of CPU 0, 1, …: equal for the CPUs of one group, unique in the level, negative for none.
-            Entries of CPUs that are not online are ignored. It may be shorter than the machine (the rest is in no
-            group), not longer. Left out: every CPU is a core, there is no L3, each socket is a die, NUMA node 0 and
-            socket 0 have all CPUs.
+            Entries of CPUs that are not online are ignored. An array may be shorter than the machine, whose other CPUs
+            are then in no group, but not longer. Defaults: every CPU is a core, there is no L3, each socket is a die,
+            NUMA node 0 and socket 0 have all CPUs.
         core_type : array of int, shape (n,), optional
             0, 1 or 2; default 0.
         core_id, die_id : array of int, shape (n,), optional
@@ -242,6 +248,14 @@ cdef class Topology:
         ValueError
             If an array has the wrong shape or range, `online` is empty, an online CPU has no core, or one of `online`,
             `present`, `possible` does not contain the one before.
+
+        Examples
+        --------
+        One socket of four cores with two threads each, under two L3 caches:
+
+        >>> from fastcpu import CpuSet, Topology
+        >>> Topology.from_arrays(CpuSet(range(8)), cores=[0, 1, 2, 3] * 2, l3_caches=[0, 0, 1, 1] * 2)
+        <Topology: 8 of 8 CPUs online, 4 cores, 2 L3 caches, 1 NUMA nodes, 1 sockets>
         """
         cdef Topology self = Topology.__new__(Topology, _FROM_HERE)
         if not online:
@@ -278,7 +292,7 @@ cdef class Topology:
         self.numa_nodes = make_level(numbers(numa_nodes, "numa_nodes", everywhere), self.n_words)
         self.sockets = make_level(in_sockets, self.n_words)
         self.machine = make_level(everywhere, self.n_words)
-        types = np.maximum(numbers(core_type, "core_type", nowhere, CORE_EFFICIENCY), CORE_STANDARD)
+        types = np.maximum(numbers(core_type, "core_type", nowhere, EFFICIENCY), STANDARD)
         self.core_type = read_only(types.astype(np.uint8).tobytes(), np.uint8, (self.n_cpus,))
         core_id = numbers(core_id, "core_id", nowhere, LARGEST_LABEL).astype(np.int32)
         self.core_id = read_only(core_id.tobytes(), np.int32, (self.n_cpus,))

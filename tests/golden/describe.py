@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write ``kubelet-packed.json`` beside this file from the full collection of the kubelet's choices.
+"""Write ``kubelet-packed-all.json.xz`` and ``kubelet-packed.json`` beside this file from a collection of choices.
 
     python tests/golden/describe.py FOLDER/kubelet-packed.json
 
-Kept are all cases in which the best sockets, NUMA nodes, L3 caches and split cores are fewer than the kubelet's, and of
-each machine every eighth of the others.
+The second has a selection: all cases in which the best sockets, NUMA nodes, L3 caches and split cores are fewer than
+the kubelet's, and of each machine every eighth of the others.
 """
 
 from __future__ import annotations
 
 import json
+import lzma
 import sys
 from pathlib import Path
 
@@ -44,9 +45,15 @@ def main(source: Path) -> None:
             if skipped[case["topology"]] % 8:
                 continue
         cases.append(case)
+    folder = Path(__file__).parent
+    (folder / "kubelet-packed.json").write_text(_document(machines, cases))
+    everything = lzma.compress(_document(machines, full["cases"]).encode(), preset=9)
+    (folder / "kubelet-packed-all.json.xz").write_bytes(everything)
+
+
+def _document(machines: list, cases: list) -> str:
     lines = [",\n".join(map(json.dumps, entries)) for entries in (machines, cases)]
-    text = f'{{"machines": [\n{lines[0]}\n], "cases": [\n{lines[1]}\n]}}\n'
-    Path(__file__).with_name(source.name).write_text(text)
+    return f'{{"machines": [\n{lines[0]}\n], "cases": [\n{lines[1]}\n]}}\n'
 
 
 def _text(level, row: int) -> str:

@@ -24,6 +24,7 @@ from driver.sandbox.offers import allocated_claim, read_offers
 from driver.sandbox.plugins import KubeletError
 from driver.sandbox.pods import PodWorkers
 
+ROOT = Path(__file__).parents[2]
 DRIVER = "dra.cpu"
 FINALIZER = "resource.kubernetes.io/delete-protection"
 
@@ -272,6 +273,10 @@ def lines_of(text):
     return [line.strip() for line in text.splitlines()]
 
 
+def without_times(text: str) -> list[str]:
+    return [re.sub(r"[0-9.]+ ms", "… ms", line) for line in text.splitlines()]
+
+
 async def test_demo_shows_claims_prepared_and_refused_and_containers_pinned(short_tmp):
     status, text = await finish(await run_dracpu("demo", TMPDIR=str(short_tmp)))
     assert status == 0, text
@@ -296,6 +301,9 @@ async def test_demo_shows_claims_prepared_and_refused_and_containers_pinned(shor
     assert re.search(r"from the unprepare until then: [0-9.]+ s", text)
     assert "no-cpuset, 4 CPUs of cpudevnuma000: prepared with CPUs 1-2,129-130" in lines_of(text)
     assert re.search(r"memory of the idle driver: [0-9.]+ MB", text)
+    [quoted] = re.findall(r"```text\n(\d\. .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    printed = iter(without_times(text))
+    assert [line for line in without_times(quoted) if line not in printed] == []
     assert re.search(r"from start to registered and published: [0-9.]+ s", text)
     assert "  node 0      0 RCC.AAAA........ 128 RCC............." in lines
     assert max(step.count("\n") for step in text.split("\n\n")) <= 24

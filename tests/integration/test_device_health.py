@@ -22,9 +22,8 @@ from driver.healthservice import HealthServicer
 from driver.kubelet import KubeletPlugin
 from driver.ledger import Ledger
 from fastcpu import CpuSet
-from fastcpu.filetree import OverlaidTree, SysfsTree
 from fastcpu.pool import CpuPool
-from fastcpu.sysfs import read_topology
+from fastcpu.sysfs import OverlaidTree, SysfsTree, read_topology
 from records import make_record
 
 ONLINE = "/sys/devices/system/cpu/online"

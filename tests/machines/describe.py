@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compact descriptions of machines: made once from a recorded ``/sys`` tree, and turned back into a tree by the tests.
 
-    python tests/machines/describe.py RECORDINGS
+    python tests/machines/describe.py FOLDER
 
-reads ``expected.json`` and the ``.tar.bz2`` files of a folder and writes one JSON file a machine beside this script.
-README.md has the format.
+reads ``expected.json`` and the ``.tar.bz2`` files of a folder. For each machine it writes one JSON file beside this
+script, and the part of the recording that a description looks at into ``recordings``. README.md has the format.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 from fastcpu import CpuSet
 
 HERE = Path(__file__).parent
+RECORDINGS = HERE / "recordings"
 
 CPU_FOLDER = "devices/system/cpu"
 NODE_FOLDER = "devices/system/node"
@@ -45,32 +47,66 @@ L3_LISTS = {"shared_cpu_list": "shared_cpu_map"}
 NODE_LISTS = {"cpulist": "cpumap"}
 
 
+def _any(*groups: Iterable[str]) -> str:
+    return "|".join(re.escape(name) for group in groups for name in group)
+
+
+_READ = re.compile(
+    f"{_any(SYSTEM_FILES)}"
+    rf"|{CPU_FOLDER}/cpu[0-9]+/(online|cpu_capacity"
+    rf"|topology/({_any(TOPOLOGY_FILES, TOPOLOGY_LISTS, TOPOLOGY_LISTS.values())})"
+    rf"|cache/index[0-9]+/({_any(CACHE_FILES, L3_FILES, L3_LISTS, L3_LISTS.values())}))"
+    rf"|{NODE_FOLDER}/node[0-9]+/({_any(NODE_LISTS, NODE_LISTS.values())})"
+    r"|devices/pci[^/]+/pci_bus/[^/]+/cpu(list)?affinity"
+)
+
+
 def is_read(path: str) -> bool:
-    """Tell whether a file of a tree, by its path below ``sys``, is one that a description looks at."""
-    return bool(re.match(r"devices/(system/(cpu|node)/|cpu_(core|atom|lowpower)/|pci[^/]+/pci_bus/)", path))
+    """Tell whether a description looks at a file, or at the existence of a folder, by its path below ``sys``."""
+    return bool(_READ.fullmatch(path) or re.fullmatch(f"{CPU_FOLDER}/cpu[0-9]+|{NODE_FOLDER}/node[0-9]+", path))
 
 
-def unpack(recording: Path, folder: Path) -> Path:
-    """Unpack what descriptions look at, and return the folder that stands for ``/sys``.
+def members(recording: Path) -> Iterator[tuple[str, str, bytes | None]]:
+    """Yield what descriptions look at: machine, path below ``sys``, and content; None for a folder.
 
-    Recordings come from elsewhere and hold links to anywhere: nothing but plain files is taken.
+    Recordings come from elsewhere and hold links to anywhere: only plain files and folders are taken.
     """
-    sys_folder = None
     with tarfile.open(recording) as archive:
         for member in archive:
             machine, _, path = member.name.removeprefix("./").partition("/sys/")
-            if not path or not member.isfile() or not is_read(path):
+            if not is_read(path) or not (member.isfile() or member.isdir()):
                 continue
             if ".." in Path(member.name).parts or "/" in machine:
                 raise ValueError(f"{recording}: {member.name} lies outside the machine's folder")
-            sys_folder = folder / machine / "sys"
             source = archive.extractfile(member)
-            assert source is not None
-            (sys_folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (sys_folder / path).write_bytes(source.read())
+            yield machine, path, None if source is None else source.read()
+
+
+def unpack(recording: Path, folder: Path) -> Path:
+    """Unpack what descriptions look at, and return the folder that stands for ``/sys``."""
+    sys_folder = None
+    for machine, path, content in members(recording):
+        sys_folder = folder / machine / "sys"
+        target = sys_folder / path
+        if content is None:
+            target.mkdir(parents=True, exist_ok=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
     if sys_folder is None:
         raise ValueError(f"{recording}: no sys folder in it")
     return sys_folder
+
+
+def pack(recording: Path, target: Path) -> None:
+    """Write the part of a recording that descriptions look at, files of one name together, which is a fifth of it."""
+    found = sorted(members(recording), key=lambda member: (Path(member[1]).name, member[2] or b"", member[1]))
+    with tarfile.open(target, "w:xz", preset=9) as archive:
+        for machine, path, content in found:
+            member = tarfile.TarInfo(f"{machine}/sys/{path}")
+            member.type = tarfile.DIRTYPE if content is None else tarfile.REGTYPE
+            member.size = len(content or b"")
+            archive.addfile(member, io.BytesIO(content or b""))
 
 
 def describe(sys_folder: Path) -> dict[str, Any]:
@@ -208,11 +244,13 @@ def _expected(facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def main(recordings: Path) -> None:
+def main(source: Path) -> None:
     """Describe every machine of a folder of recordings."""
-    for name, facts in json.loads((recordings / "expected.json").read_text()).items():
+    for name, facts in json.loads((source / "expected.json").read_text()).items():
+        recording = RECORDINGS / f"{name}.tar.xz"
+        pack(source / f"{name}.tar.bz2", recording)
         with tempfile.TemporaryDirectory() as folder:
-            description = describe(unpack(recordings / f"{name}.tar.bz2", Path(folder)))
+            description = describe(unpack(recording, Path(folder)))
         description = {"machine": name, "expected": _expected(facts), **description}
         (HERE / f"{name}.json").write_text(json.dumps(description, indent=1) + "\n")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from fastcpu import CpuSet
 from fastcpu.errors import CpuListError
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit/fastcpu"))
 from test_cpulist import mutated_cpulists
 
 # What the interpreter itself may keep for good in a long run, such as grown free lists; a leak of the smallest set in

@@ -355,6 +355,8 @@ def test_every_snippet_is_what_it_is_taken_for(block: str, tmp_path: Path) -> No
         assert config.describe() != Config().describe()
     elif document.get("kind") == "ResourceClaim":
         check_claim(document)
+    elif document.get("kind") == "Pod":
+        assert document == example("exact-cpus.yaml", "Pod")
     elif document.get("kind") == "DeviceClass":
         for entry in document["spec"]["config"]:
             parse_parameters(entry["opaque"]["parameters"])
@@ -390,8 +392,8 @@ def test_commands_are_understood(text: str, tmp_path: Path, monkeypatch: pytest.
 
 
 def shown_commands(text: str) -> list[str]:
-    """Return all commands that a page shows with a prompt."""
-    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    """Return all commands that a page shows with a prompt, each on one line."""
+    blocks = re.findall(r"```console\n(.*?)```", text.replace("\\\n", ""), re.DOTALL)
     return [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ")]
 
 
@@ -419,6 +421,73 @@ def test_values_in_commands_are_those_of_the_chart(page: Path) -> None:
                 for part in reversed(key.split(".")):
                     value = {part: value}
                 check_values(value)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_fences_name_their_language(page: Path) -> None:
+    opening = re.findall(r"^ *```(.*)$", TEXTS[page], re.MULTILINE)[::2]
+    assert set(opening) <= {"console", "python", "sh", "text", "toml", "yaml"}
+
+
+# The first page.
+
+README = TEXTS[ROOT / "README.md"]
+INSTALLATION = TEXTS[DOCS / "installation.md"]
+BENCHMARKS = TEXTS[DOCS / "benchmarks.md"]
+
+
+def test_the_claim_and_the_pod_of_the_first_page_are_the_example() -> None:
+    claim, pod = yaml_blocks(README)
+    assert claim == example("exact-cpus.yaml", "ResourceClaim")
+    assert pod == example("exact-cpus.yaml", "Pod")
+
+
+def test_the_cpus_of_the_pod_are_those_that_the_installation_shows() -> None:
+    """The tests in a cluster run the commands of the installation and compare what they print."""
+    [shown] = re.findall(r"^\$ kubectl exec pinned .*\nCpus_allowed_list:.*\n", README, re.MULTILINE)
+    assert shown in INSTALLATION
+    [entry] = example("exact-cpus.yaml", "ResourceClaim")["spec"]["devices"]["config"]
+    assert shown.split()[-1] == entry["opaque"]["parameters"]["cpuConfig"]["cpuset"]
+
+
+def test_the_versions_are_those_of_the_installation_and_of_the_tests() -> None:
+    told = rows(README, "", "needed", "tried")
+    assert told
+    assert [row for row in told if row not in rows(INSTALLATION, "", "needed", "tried")] == []
+    tried = {row[""]: re.findall(r"\d+(?:\.\d+)+", row["tried"]) for row in told}
+    pins = {
+        "Kubernetes": [("cluster/kubernetes", "k8s.io/kubernetes")],
+        "container runtime": [
+            ("containerd", "github.com/containerd/containerd/v2"),
+            ("containerd-2.1", "github.com/containerd/containerd/v2"),
+        ],
+    }
+    for what, modules in pins.items():
+        texts = [((ROOT / "tests/e2e" / folder / "go.mod").read_text(), module) for folder, module in modules]
+        assert tried[what] == [
+            version for text, module in texts for version in re.findall(rf"^\s*{module} v([\d.]+)", text, re.MULTILINE)
+        ]
+
+
+def benchmark(job: str, size: str) -> Row:
+    """Return the row of all figures for a job, which is named "section: row"."""
+    section = None
+    for row in rows(BENCHMARKS, "", "size", "ours"):
+        if row[""].startswith("**"):
+            section = row[""].strip("*")
+        elif f"{section}: {row['']}" == job and row["size"] == size:
+            return row
+    raise AssertionError(f"{job}, {size} is not in the benchmarks")
+
+
+def test_the_figures_are_those_of_the_benchmarks() -> None:
+    told = rows(README, "", "CPUs", "ours", "beside")
+    assert len(told) == 3
+    for row in told:
+        measured = benchmark(row[""], row["CPUs"])
+        assert row["ours"] == measured["ours"]
+        beside = {f"{name} {text}" for name, text in measured.items()} | {measured["other"]}
+        assert set(row["beside"].split(", ")) <= beside
 
 
 # Links.

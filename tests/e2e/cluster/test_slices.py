@@ -21,7 +21,7 @@ from e2e.cluster.api import NODES, SLICES, Api
 from e2e.cluster.controlplane import ControlPlane
 from e2e.cluster.ports import free_ports
 from fastcpu import CpuSet, read_topology
-from fastcpu.pcie import read_pcie_roots
+from fastcpu.sysfs import read_pcie_roots
 
 NODE = "elsewhere"
 NOT_STORED = "the API server does not store a field as it was sent"
