@@ -66,6 +66,7 @@ class Config:
     vmodule: str = ""
     sysfs_root: Path = Path("/sys")
     cdi_dir: Path = Path("/var/run/cdi")
+    cgroup_root: Path = Path("/sys/fs/cgroup")
     nri_socket: str = "/var/run/nri/nri.sock"
     log_format: str = "text"
     start_guard: bool = True
@@ -127,6 +128,7 @@ class Config:
             "vmodule": self.vmodule,
             "sysfsRoot": str(self.sysfs_root),
             "cdiDir": str(self.cdi_dir),
+            "cgroupRoot": str(self.cgroup_root),
             "nriSocket": self.nri_socket,
             "logFormat": self.log_format,
             "startGuard": self.start_guard,

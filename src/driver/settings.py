@@ -189,6 +189,11 @@ SETTINGS: Final = (
         read=read_path,
     ),
     Setting(
+        attribute="cgroup_root",
+        flag=Flag(name="cgroup-root", value="DIR", help="where the host's cgroups are seen (/sys/fs/cgroup)"),
+        read=read_absolute_path,
+    ),
+    Setting(
         attribute="nri_socket",
         flag=Flag(
             name="nri-socket",

@@ -133,6 +133,7 @@ def test_the_configuration_is_told_without_what_is_not_set(machine: Path) -> Non
         "kubeletRootDir": "/var/lib/kubelet",
         "sysfsRoot": str(machine),
         "cdiDir": "/var/run/cdi",
+        "cgroupRoot": "/sys/fs/cgroup",
         "nriSocket": "",
         "logFormat": "text",
         "startGuard": False,
@@ -145,7 +146,8 @@ def test_what_is_reported_can_be_given_as_configuration(machine: Path, tmp_path:
 
     config = Config(reserved_cpus=CpuSet([0]), placement={"numa": "pack"}, sysfs_overlay={"/sys/a": "b\n"})
     settings = gather(config)["driverConfig"]
-    for flag_only in ("bindAddress", "kubeletRootDir", "sysfsRoot", "cdiDir", "nriSocket", "logFormat", "startGuard"):
+    paths = ("kubeletRootDir", "sysfsRoot", "cdiDir", "cgroupRoot", "nriSocket")
+    for flag_only in ("bindAddress", *paths, "logFormat", "startGuard"):
         del settings[flag_only]
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(settings))
     assert load({"config": str(tmp_path / "c.yaml")}) == config
