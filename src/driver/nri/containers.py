@@ -93,6 +93,10 @@ class Container:
         Why the last push failed; empty if it did not.
     failures : int
         How many pushes have failed since the last that did not.
+    cgroups_path : str
+        Its cgroup, as the runtime names it; empty if it does not.
+    allowed : CpuSet or None
+        What its parent cgroup allowed when somebody last looked; None if that is not known.
     """
 
     id: str
@@ -105,6 +109,8 @@ class Container:
     verified: bool = True
     fault: str = ""
     failures: int = 0
+    cgroups_path: str = ""
+    allowed: CpuSet | None = None
     _doubts: list[tuple[CpuSet, float]] = field(default_factory=list)
     _on_the_way: CpuSet = field(default_factory=CpuSet)
     _created_with: CpuSet = field(default_factory=CpuSet)
@@ -165,6 +171,11 @@ class Container:
         """All CPUs to which the kernel may hold it, as far as the driver knows; see `verified`."""
         return self.given.union(self._on_the_way, *(cpus for cpus, _ in self._doubts))
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it runs, and there is no reason why the kernel should hold it to other CPUs than it was given."""
+        return self.phase is Phase.RUNNING and not (self._doubts or self._on_the_way or self._update)
+
     def was_never_started(self, now: float) -> bool:
         """Tell whether it is still not being started when whoever wanted it has long given up."""
         return self.phase in (Phase.CREATING, Phase.CREATED) and now >= self._phase_since + TOLD_S
@@ -210,6 +221,10 @@ class Container:
     def synchronized(self, answer: CpuSet, now: float) -> None:
         """Take note that the answer to a synchronisation has these CPUs; nobody will tell whether they were applied."""
         self._give(answer, now)
+
+    def shrunk(self, cpus: CpuSet) -> None:
+        """Take note that the kernel has left it these CPUs: the others are to be given to it anew."""
+        self.given = cpus
 
     # Pushes
 

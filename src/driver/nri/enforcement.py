@@ -14,16 +14,19 @@ from typing import TYPE_CHECKING, Final
 
 from driver.errors import RuntimePendingError
 from driver.nri.containers import Container, Containers, Phase
+from driver.podlimit import allows_only
+from driver.wording import held_by, shown
+from fastcpu import CpuSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from driver.hostcgroups import HostCgroups
     from driver.ledger import Ledger, Record
     from driver.names import ClaimUID
     from driver.nri.containers import Pod
     from driver.nri.reservations import Reservations
     from driver.nri.sharedpool import SharedPool
-    from fastcpu import CpuSet
 
 _MOST_NAMED: Final = 3
 _GROW_DELAY_S: Final = 0.2
@@ -41,6 +44,8 @@ class Enforcement:
         The CPUs of the others.
     reservations : Reservations
         For which pods claims are reserved.
+    cgroups : HostCgroups, optional
+        The host's cgroups.
     clock : callable
         The present time in seconds, that of the event loop.
 
@@ -60,9 +65,11 @@ class Enforcement:
         pool: SharedPool,
         reservations: Reservations,
         *,
+        cgroups: HostCgroups | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
+        self._cgroups = cgroups
         self._clock = clock
         self._changed = asyncio.Event()
         self._barred: dict[ClaimUID, str] = {}
@@ -91,6 +98,26 @@ class Enforcement:
     def known(self) -> bool:
         """Whether the driver knows the runtime's containers, and the runtime can be told anything."""
         return not self._unknown
+
+    def look_at_parent(self, container: Container, seen: dict[str, CpuSet | None] | None = None) -> None:
+        """Find out what a container's parent cgroup allows now; what cannot be read is as it was.
+
+        Parameters
+        ----------
+        container : Container
+            The container.
+        seen : dict of str to CpuSet or None, optional
+            What was found a moment ago, by the pod's sandbox: the containers of a pod have one parent.
+        """
+        seen = {} if seen is None else seen
+        sandbox = container.pod.sandbox
+        if sandbox not in seen:
+            seen[sandbox] = self.parent_cpus(container.cgroups_path)
+        container.allowed = seen[sandbox] or container.allowed
+
+    def parent_cpus(self, cgroups_path: str) -> CpuSet | None:
+        """Return what the parent of a container's cgroup allows now; None if that is not known."""
+        return self._cgroups.parent_cpus(cgroups_path) if self._cgroups is not None and cgroups_path else None
 
     def set_known(self) -> None:
         """Take note that the driver knows all containers, and may push."""
@@ -145,7 +172,7 @@ class Enforcement:
             return barred
         cpus = self._ledger.records[uid].cpus
         if not self.pool.is_usable(cpus):
-            return f"has CPUs {cpus}, none of which is online: switch them on, or delete the pod"
+            return self.pool.why_unusable(cpus)
         others = [one for one in self.containers if uid not in one.claims and self._may_use(one, cpus)]
         if sharing := [one for one in others if not one.exclusive.isdisjoint(cpus)]:
             # Only files can say so; see `Ledger.hold_anyway`.
@@ -153,6 +180,22 @@ class Enforcement:
         if others:
             return f"has CPUs {cpus}, but {_named(others, why=True)} could not be moved away from them yet"
         return ""
+
+    def why_astray(self, allowed: CpuSet | None, given: CpuSet) -> str:
+        """Return why a container must not be created with CPUs; empty if it may.
+
+        Parameters
+        ----------
+        allowed : CpuSet or None
+            What its parent cgroup allows; None if that is not known.
+        given : CpuSet
+            The CPUs. If none is allowed it would run on others, which may be those of claims.
+        """
+        astray = _astray(allowed, given)
+        holders = self._ledger.holders(astray) if astray else {}
+        if not holders:
+            return ""
+        return "; ".join([allows_only("of its pod", astray), *held_by(holders)])
 
     def owner(self, uid: ClaimUID) -> tuple[Pod, str] | None:
         """Return the pod that uses a claim, and a container of it that lives; None if no container does."""
@@ -265,7 +308,9 @@ class Enforcement:
         return record.uid not in container.claims and (not container.verified or self._may_use(container, record.cpus))
 
     def _may_use(self, container: Container, cpus: CpuSet) -> bool:
-        return not container.may_have.isdisjoint(cpus) or not self.pool.is_usable(container.given)
+        if not container.may_have.isdisjoint(cpus) or not self.pool.is_usable(container.given):
+            return True
+        return container.allowed is not None and bool(_astray(container.allowed, container.given) & cpus)
 
     def _still_there(self, container: Container, record: Record) -> bool:
         return self.containers.get(container.id) is container and self._stands_in_the_way(container, record)
@@ -293,6 +338,14 @@ class Enforcement:
         return f"CPUs {record.cpus} are not free of other containers: {named} could not be moved away yet"
 
 
+def _astray(allowed: CpuSet | None, given: CpuSet) -> CpuSet:
+    """Return the CPUs that a container may use of which its parent cgroup allows none that it was given.
+
+    For the kernel (cgroup-v2, ``cpuset.cpus``) such a cpuset is none, and it may use all that the parent has.
+    """
+    return CpuSet() if allowed is None or not given or not allowed.isdisjoint(given) else allowed
+
+
 def _named(containers: list[Container] | tuple[Container, ...], *, why: bool = False) -> str:
     """Name a few containers."""
     named = [f"{container}{_why(container) if why else ''}" for container in containers[:_MOST_NAMED]]
@@ -304,6 +357,8 @@ def _named(containers: list[Container] | tuple[Container, ...], *, why: bool = F
 def _why(container: Container) -> str:
     if container.fault:
         return f" ({container.fault})"
+    if astray := _astray(container.allowed, container.given):
+        return f" (whose cgroup allows only CPUs {shown(astray)})"
     return "" if container.phase is Phase.RUNNING else f" (which {container.phase.value})"
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.errors import ClaimError
+from driver.hostcgroups import MAX_CGROUPS_PATH
 from driver.names import CDI_KIND, CPUSET_VARIABLE_PREFIX
 from driver.nri.containers import Phase, Pod
 from driver.nri.decisions import Request
@@ -82,6 +83,12 @@ def read_cpulist(text: str) -> CpuSet | None:
         return CpuSet.parse(text, limit=MAX_CPUS) or None
     except CpuListError:
         return None
+
+
+def read_cgroups_path(container: nri.Container) -> str:
+    """Return a container's cgroup as the runtime names it; empty if it does not, or if no cgroup has so long a name."""
+    path = container.linux.cgroups_path
+    return path if len(path) <= MAX_CGROUPS_PATH else ""
 
 
 def read_phase(container: nri.Container) -> Phase:

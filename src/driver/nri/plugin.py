@@ -144,7 +144,9 @@ class RuntimePlugin:
                 self._refuse(request, container.id, decision)
             exclusive = decision if isinstance(decision, Exclusive) else None
             measured.mode = "exclusive" if exclusive else "shared"
-            cpus = self._cpus_for(request, container.id, exclusive)
+            cgroups_path = messages.read_cgroups_path(container)
+            allowed = self._enforcement.parent_cpus(cgroups_path)
+            cpus = self._cpus_for(request, container.id, exclusive, allowed)
             known = Container.created(
                 container.id,
                 request.name,
@@ -154,6 +156,7 @@ class RuntimePlugin:
                 cpus or self._reported(container),
                 self._enforcement.now(),
             )
+            known.cgroups_path, known.allowed = cgroups_path, allowed
             self._containers.add(known)
             for uid in known.claims:
                 self._enforcement.reservations.learn_pod(uid, request.pod.uid)
@@ -178,6 +181,8 @@ class RuntimePlugin:
             if container.state == nri.CONTAINER_STOPPED:
                 return ()
             known = self._take_in(messages.read_pod(pod), container)
+        else:
+            self._enforcement.look_at_parent(known)
         now = self._enforcement.now()
         wanted = self._enforcement.pool.wanted(known, self._enforcement.pool.current(now))
         if not wanted:
@@ -260,9 +265,15 @@ class RuntimePlugin:
         )
         return Refused(reason="unverified", message=message)
 
-    def _cpus_for(self, request: Request, identity: str, exclusive: Exclusive | None) -> CpuSet:
+    def _cpus_for(self, request: Request, identity: str, exclusive: Exclusive | None, allowed: CpuSet | None) -> CpuSet:
         """Return what a container gets; nothing if it is left as it is."""
         if exclusive is not None:
+            if allowed is not None and allowed.isdisjoint(exclusive.cpus):
+                message = (
+                    f"container {quoted(request.name)}: its claims have CPUs {exclusive.cpus}, but cgroup of its pod "
+                    f"allows only CPUs {allowed}; expected some of them"
+                )
+                self._refuse(request, identity, Refused(reason="barred", message=message))
             return exclusive.cpus
         if self._enforcement.pool.leaves_alone:
             return CpuSet()
@@ -273,7 +284,11 @@ class RuntimePlugin:
                 f"by the {len(self._enforcement.records)} claims on this node"
             )
             self._refuse(request, identity, Refused(reason="empty_pool", message=message))
-        return pool
+        cpus = self._enforcement.pool.within(allowed, pool)
+        if why := self._enforcement.why_astray(allowed, cpus):
+            message = f"no CPU is left for container {request.name}, which has no claim: {why}"
+            self._refuse(request, identity, Refused(reason="empty_pool", message=message))
+        return cpus
 
     def _refuse(self, request: Request, identity: str, refused: Refused) -> None:
         self._metrics.count_refused_container(refused.reason)
@@ -302,11 +317,13 @@ class RuntimePlugin:
         self._ended.clear()
         updates = []
         pool = self._enforcement.pool.current(self._enforcement.now())
+        parents: dict[str, CpuSet | None] = {}
         texts: dict[CpuSet, str] = {}
         corrected = {"exclusive": 0, "shared": 0}
         room = _MOST_UPDATE_BYTES
         for index in order:
             known = self._classify(requests[index], living[index])
+            self._enforcement.look_at_parent(known, parents)
             self._containers.add(known)
             wanted = self._enforcement.pool.wanted(known, pool)
             if not wanted or messages.read_cpus(living[index]) == wanted:
@@ -326,6 +343,7 @@ class RuntimePlugin:
     def _take_in(self, pod: Pod, container: nri.Container) -> Container:
         """Take note of a container that lives and was not known."""
         known = self._classify(messages.read_request(pod, container), container)
+        self._enforcement.look_at_parent(known)
         self._containers.add(known)
         return known
 
@@ -360,7 +378,7 @@ class RuntimePlugin:
             restricted = reported is not None and reported <= exclusive.cpus
             for uid in exclusive.claims if restricted else exclusive.claims & marked_claims(request):
                 self._enforcement.reservations.learn_pod(uid, request.pod.uid)
-        return Container.found(
+        found = Container.found(
             container.id,
             request.name,
             request.pod,
@@ -370,6 +388,8 @@ class RuntimePlugin:
             messages.read_phase(container),
             self._enforcement.now(),
         )
+        found.cgroups_path = messages.read_cgroups_path(container)
+        return found
 
     def _reported(self, container: nri.Container) -> CpuSet:
         """Return the CPUs that the runtime says a container has: without a restriction all."""
