@@ -233,6 +233,9 @@ class Model:
         one = self.living.get(cgroups_path.rpartition("/")[2])
         return cpus(one.kernel) if self.readable and one is not None and one.kernel else None
 
+    def parent_cpus(self, cgroups_path: str) -> CpuSet | None:
+        return None
+
     # The runtime
 
     def apply(self, updates: list[tuple[str, str]]) -> bool:

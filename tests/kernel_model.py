@@ -11,3 +11,6 @@ class NoCgroups:
 
     def cpus(self, cgroups_path: str) -> CpuSet | None:
         return None
+
+    def parent_cpus(self, cgroups_path: str) -> CpuSet | None:
+        return None

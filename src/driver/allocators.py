@@ -18,7 +18,8 @@ from driver.errors import ClaimError, ClaimPendingError
 from driver.json_values import quoted
 from driver.names import DRIVER_NAME, ClaimUID
 from driver.parameters import parse_parameters
-from driver.wording import SHOWN_NAMES, count, held_by, names, not_online, shown, subject
+from driver.podlimit import PodLimit
+from driver.wording import SHOWN_NAMES, count, held_by, names, shown, subject
 from fastcpu import CpuSet
 from fastcpu.errors import CpuCheckError, CpuListError
 from fastcpu.pool import CpuPool
@@ -118,12 +119,15 @@ class ExternalAllocator:
         The node's CPUs; its groups are those of the model.
     node_name : str
         Name of the node, which is the name of its resource pool.
+    limit : PodLimit, optional
+        The CPUs that no pod can use.
     """
 
-    def __init__(self, model: DeviceModel, pool: CpuPool, node_name: str) -> None:
+    def __init__(self, model: DeviceModel, pool: CpuPool, node_name: str, limit: PodLimit | None = None) -> None:
         self._model = model
         self._pool = pool
         self._node_name = node_name
+        self._limit = PodLimit() if limit is None else limit
 
     def choose(self, claim: AllocatedClaim, holders: Holders, held: CpuSet | None = None) -> Choice:
         """Check the CPUs that were chosen for a claim; see `Allocator.choose`.
@@ -189,7 +193,7 @@ class ExternalAllocator:
         if len(error.cpus) != wanted:
             yield f"it has {count(len(error.cpus))}, but the request consumes {wanted}"
         if error.unmanaged:
-            yield not_online(error.unmanaged, self._pool)
+            yield from self._limit.faults(error.unmanaged, self._pool)
         if error.reserved:
             yield f"{subject(error.reserved)} reserved on this node"
         if error.outside:

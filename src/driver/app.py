@@ -40,6 +40,7 @@ from driver.metadata import MetadataStore
 from driver.metrics import Metrics
 from driver.nri.runtimeside import RuntimeSide
 from driver.orphans import Orphans
+from driver.podlimit import PodLimit
 from driver.prepare import Preparer
 from driver.publisher import Publisher
 from driver.retries import delays
@@ -153,13 +154,14 @@ async def _serve(config: Config) -> None:
         stack.push_async_callback(cluster.close)
         status = StatusWriter(cluster)
         stack.push_async_callback(status.close)
-        runtime_side = _runtime_side(config, topology, ledger, cluster, health, metrics)
+        cgroups, limit = HostCgroups(config.cgroup_root), PodLimit()
+        runtime_side = _runtime_side(config, topology, ledger, cgroups, limit, cluster, health, metrics)
         runtime = runtime_side.enforcement if runtime_side is not None else NoRuntime()
         if runtime_side is not None:
             metrics.watch_containers(runtime_side.enforcement)
         preparer = Preparer(
             claims=cluster,
-            allocator=_build_allocator(config, topology, model, pool),
+            allocator=_build_allocator(config, topology, model, pool, limit),
             model=model,
             ledger=ledger,
             records=RecordStore(config.plugin_dir / "claims"),
@@ -184,8 +186,10 @@ async def _serve(config: Config) -> None:
             open_tree(config.sysfs_root, config.sysfs_overlay),
             health,
             ledger,
-            tell_pool=(lambda: None) if runtime_side is None else runtime_side.enforcement.notify,
+            tell_pool=(lambda: None) if runtime_side is None else runtime_side.cpus_changed,
             withdraw=lambda cpus: publisher.publish(_build_model(config, topology, roots, cpus)),
+            limit=limit,
+            read_limit=cgroups.pods_limit,
         )
         kubelet = KubeletPlugin(
             dra_socket=config.dra_socket,
@@ -320,7 +324,14 @@ def _tell_model(model: DeviceModel, cpus: CpuSet) -> None:
 
 
 def _runtime_side(
-    config: Config, topology: Topology, ledger: Ledger, cluster: Cluster, health: Health, metrics: Metrics
+    config: Config,
+    topology: Topology,
+    ledger: Ledger,
+    cgroups: HostCgroups,
+    limit: PodLimit,
+    cluster: Cluster,
+    health: Health,
+    metrics: Metrics,
 ) -> RuntimeSide | None:
     if not config.nri_socket:
         return None
@@ -329,19 +340,22 @@ def _runtime_side(
         ledger=ledger,
         isolated=topology.isolated,
         claims=cluster,
-        cgroups=HostCgroups(config.cgroup_root),
         health=health,
         metrics=metrics,
         start_guard=config.start_guard,
+        cgroups=cgroups,
+        limit=limit,
     )
 
 
-def _build_allocator(config: Config, topology: Topology, model: DeviceModel, pool: CpuPool) -> Allocator:
+def _build_allocator(
+    config: Config, topology: Topology, model: DeviceModel, pool: CpuPool, limit: PodLimit
+) -> Allocator:
     if config.cpu_device_mode == INDIVIDUAL:
-        return IndividualAllocator(model, pool, config.node_name)
+        return IndividualAllocator(model, pool, config.node_name, limit)
     if config.allocator == "external":
-        return ExternalAllocator(model, pool, config.node_name)
-    return CpuManagerAllocator(model, pool, config.node_name, topology, config.placement)
+        return ExternalAllocator(model, pool, config.node_name, limit)
+    return CpuManagerAllocator(model, pool, config.node_name, topology, config.placement, limit)
 
 
 def _start_guard(config: Config, health: Health, metrics: Metrics) -> StartGuard | None:

@@ -21,6 +21,7 @@ from driver.allocators import Choice, Holders, find_device
 from driver.claims import AllocatedClaim
 from driver.devices import Device, DeviceModel
 from driver.errors import ClaimError, ClaimPendingError
+from driver.podlimit import PodLimit
 from driver.policies import placements
 from driver.wording import count, held_by, names, shown, subject
 from fastcpu import CpuSet
@@ -83,6 +84,8 @@ class CpuManagerAllocator:
         The machine.
     placement : mapping of str to str
         The node's default for ``cpuConfig.placement``.
+    limit : PodLimit, optional
+        The CPUs that no pod can use.
     """
 
     def __init__(
@@ -92,12 +95,14 @@ class CpuManagerAllocator:
         node_name: str,
         topology: Topology,
         placement: Mapping[str, str],
+        limit: PodLimit | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
         self._node_name = node_name
         self._placer = Placer(topology)
         self._placement = dict(placement)
+        self._limit = PodLimit() if limit is None else limit
 
     def choose(self, claim: AllocatedClaim, holders: Holders, held: CpuSet | None = None) -> Choice:
         """Choose a claim's CPUs among those that are free; see `driver.allocators.Allocator.choose`.
@@ -139,8 +144,11 @@ class CpuManagerAllocator:
         free = usable - taken
         wanted = sum(demand.cpus for demand in demands)
         place = f"{_requests(demands)}, device {device.name}"
+        outside = device.cpus & self._limit.outside
+        lost = [self._limit.refusal(outside)] if outside else []
         if wanted > len(usable):
-            raise ClaimError(f"{place}: {count(wanted)} wanted, but it has only {len(usable)}, {shown(usable)}")
+            fault = f"{place}: {count(wanted)} wanted, but it has only {len(usable)}, {shown(usable)}"
+            raise ClaimError("; ".join([fault, *lost]))
         if wanted > len(free):
             fault = f"{place}: {count(wanted)} wanted, but only {len(free)} of its {len(usable)} are free"
         else:
@@ -151,8 +159,8 @@ class CpuManagerAllocator:
         try:
             self._arrange(demands, usable)
         except _MisfitError as lasting:
-            raise ClaimError(lasting.told(device, "it has only {}")) from None
-        raise ClaimPendingError("; ".join([fault, *held_by(holders(taken))]))
+            raise ClaimError("; ".join([lasting.told(device, "it has only {}"), *lost])) from None
+        raise ClaimPendingError("; ".join([fault, *held_by(holders(taken)), *lost]))
 
     def _arrange(self, demands: Sequence[_Demand], free: CpuSet) -> _Divided:
         """Place a device's demands by the first way that gives each what it needs."""

@@ -7,6 +7,8 @@ stays up and retries. The usual conditions are ``started`` (the device model is 
 ``registered`` (the kubelet has accepted the driver), ``slices`` (the API server holds this node's ResourceSlices),
 ``instance`` (no other driver process works on the same folder), ``runtime`` (the container runtime is connected) and
 ``startguard`` (the host runs the start guard).
+
+What is not as it should be and yet keeps the driver from nothing is a *remark*.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ INSTANCE: Final = "instance"
 RUNTIME: Final = "runtime"
 START_GUARD: Final = "startguard"
 
+PODS_CGROUP: Final = "kubepods"
+POD_CGROUPS: Final = "cgroups"
+PUSHES: Final = "updates"
+
 
 class Health:
     """The conditions that must hold for the driver to be ready.
@@ -35,6 +41,7 @@ class Health:
 
     def __init__(self) -> None:
         self._missing: dict[str, str | None] = {}
+        self._remarks: dict[str, str] = {}
 
     def require(self, name: str, reason: str = "not reported yet") -> None:
         """Declare a condition as missing, unless it was declared before.
@@ -81,6 +88,31 @@ class Health:
     def conditions(self) -> dict[str, bool]:
         """Return for each declared condition, in order of declaration, whether it holds."""
         return {name: reason is None for name, reason in self._missing.items()}
+
+    def remark(self, name: str, text: str) -> None:
+        """Say what is not as it should be, though the driver is ready all the same.
+
+        Parameters
+        ----------
+        name : str
+            What it is about, one word.
+        text : str
+            What is wrong, for the person who reads ``/readyz``, shown to everyone like the reason of a condition; empty
+            if nothing is, or nothing any more.
+        """
+        text = " ".join(text.split())
+        if text == self._remarks.get(name, ""):
+            return
+        if text:
+            self._remarks[name] = text
+            _log.warning("not as it should be", extra=fields(about=name, reason=text))
+        else:
+            del self._remarks[name]
+            _log.info("as it should be again", extra=fields(about=name))
+
+    def remarks(self) -> dict[str, str]:
+        """Return what is not as it should be, by what it is about."""
+        return dict(self._remarks)
 
     def _report(self, name: str, reason: str | None) -> None:
         held_before = self._missing.get(name, "") is None

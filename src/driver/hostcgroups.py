@@ -24,9 +24,11 @@ from fastcpu.errors import CpuListError
 if TYPE_CHECKING:
     from pathlib import Path
 
+MAX_CGROUPS_PATH: Final = 4096
+"""How long the name of a cgroup can be; a path of the kernel's is no longer."""
+
 _MOST_BYTES: Final = 65536  # the longest honest list, every second of 8,192 CPUs, has 20 kB
 _PAGE: Final = 4096  # the kernel answers with at least as much, or with the end of the file
-_LONGEST_PATH: Final = 4096
 _LONGEST_NAME: Final = 255
 _DEEPEST: Final = 32
 _V2_ROOT: Final = "cgroup.controllers"
@@ -35,7 +37,9 @@ _V1_FILES: Final = ("cpuset.effective_cpus", "cpuset.cpus")
 _V2_FILES: Final = ("cpuset.cpus.effective",)
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _SLICE: Final = ".slice"
-_POD_CGROUPS: Final = ("kubepods", "kubepods.slice")
+# As the kubelet calls the cgroup of all pods, at the top or, with a ``--cgroup-root``, further down.
+_PODS: Final = ("kubepods", "kubepods.slice")
+_PODS_SLICE: Final = "-kubepods.slice"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,7 @@ class HostCgroups:
     def __init__(self, root: Path) -> None:
         self._root = os.fspath(root)
         self._seen = False
+        self._pods: list[str] = []
 
     @property
     def readable(self) -> bool:
@@ -102,7 +107,11 @@ class HostCgroups:
             ``linux.cgroups_path`` of the container. Its own cgroup need not be there yet.
         """
         names = split_cgroups_path(cgroups_path)
-        return (self._cpus(names[:-1]) or None) if names else None
+        cpus = self._cpus(names[:-1]) if names else None
+        if names and cpus:
+            self._seen |= len(names) > 1
+            self._learn_pods(names[:-1])
+        return cpus or None
 
     def parent_limit(self, cgroups_path: str) -> Limit | None:
         """Return the same with the name of the cgroup that allows no more."""
@@ -110,11 +119,28 @@ class HostCgroups:
         return self._limit(names[:-1]) if names else None
 
     def pods_limit(self) -> Limit | None:
-        """Return what the cgroup of all pods allows; None if that cannot be read."""
-        limits = (self._limit([name]) for name in _POD_CGROUPS)
-        return next((limit for limit in limits if limit is not None), None)
+        """Return what the cgroup of all pods allows; None if that cannot be read.
+
+        It is the one that the parents of containers lie in, once any was asked for. Until then it is looked for by the
+        names that the kubelet gives it; of two, one may be left from other settings, and the wider counts.
+        """
+        if self._pods:
+            return self._limit(self._pods)
+        limits = [limit for name in _PODS if (limit := self._limit([name])) is not None]
+        return max(limits, key=lambda limit: len(limit.cpus), default=None)
+
+    def is_of_all_pods(self, limit: Limit) -> bool:
+        """Tell whether a limit is that of the cgroup of all pods, or of one above it."""
+        names = [name for name in limit.cgroup.split("/") if name]
+        return self._pods[: len(names)] == names
 
     # The parts
+
+    def _learn_pods(self, names: list[str]) -> None:
+        for depth, name in enumerate(names):
+            if name in _PODS or name.endswith(_PODS_SLICE):
+                self._pods = names[: depth + 1]
+                return
 
     def _cpus(self, names: list[str]) -> CpuSet | None:
         limit = self._look(names, upwards=False)
@@ -208,7 +234,7 @@ def split_cgroups_path(text: str) -> list[str] | None:
         None if it names no cgroup, or none that one could find: a relative path is below a cgroup that only the runtime
         knows.
     """
-    if len(text) > _LONGEST_PATH or "\0" in text:
+    if len(text) > MAX_CGROUPS_PATH or "\0" in text:
         return None
     if text.startswith("/"):
         names = [name for name in text.split("/") if name not in ("", ".")]

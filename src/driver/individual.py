@@ -28,7 +28,8 @@ from driver.attributes import (
 from driver.claims import AllocatedClaim
 from driver.devices import INDIVIDUAL, Device, DeviceModel, mask_matrix
 from driver.errors import ClaimError, ClaimPendingError
-from driver.wording import held_by, not_online, subject
+from driver.podlimit import PodLimit
+from driver.wording import held_by, subject
 from fastcpu import CpuSet
 from fastcpu.pool import CpuPool
 from fastcpu.topology import CORE_TYPE_NAMES, Level, Topology
@@ -146,12 +147,15 @@ class IndividualAllocator:
         The node's CPUs.
     node_name : str
         Name of the node, which is the name of its resource pool.
+    limit : PodLimit, optional
+        The CPUs that no pod can use.
     """
 
-    def __init__(self, model: DeviceModel, pool: CpuPool, node_name: str) -> None:
+    def __init__(self, model: DeviceModel, pool: CpuPool, node_name: str, limit: PodLimit | None = None) -> None:
         self._model = model
         self._pool = pool
         self._node_name = node_name
+        self._limit = PodLimit() if limit is None else limit
 
     def choose(self, claim: AllocatedClaim, holders: Holders, held: CpuSet | None = None) -> Choice:
         """Look up the CPUs of a claim's devices; see `driver.allocators.Allocator.choose`.
@@ -169,8 +173,8 @@ class IndividualAllocator:
                 )
             chosen |= device.cpus
             by_request[result.request] = by_request.get(result.request, CpuSet()) | device.cpus
-        if offline := (chosen & self._pool.offline) - (held or CpuSet()):
-            raise ClaimError(not_online(offline, self._pool))
+        if unusable := (chosen & self._pool.offline) - (held or CpuSet()):
+            raise ClaimError("; ".join(self._limit.faults(unusable, self._pool)))
         taken = chosen & self._pool.taken
         others = {uid: cpus for uid, cpus in holders(taken).items() if uid != claim.uid} if taken else {}
         strange = taken - (held or CpuSet())

@@ -214,9 +214,10 @@ class WebServer:
         return web.Response(status=503, text=self._missing() or "starting\n")
 
     async def _readyz(self, request: web.Request) -> web.Response:
+        remarks = _lines(self._health.remarks())
         if self._health.ready:
-            return web.Response(text="ok\n")
-        return web.Response(status=503, text=self._missing() or "starting\n")
+            return web.Response(text=f"ok\n{remarks}")
+        return web.Response(status=503, text=(self._missing() or "starting\n") + remarks)
 
     async def _metrics_page(self, request: web.Request) -> web.Response:
         body, content_type = await self._renderings.get(request.headers.get("Accept", ""))
@@ -227,7 +228,7 @@ class WebServer:
             self._title,
             "",
             "ready" if self._health.ready else "not ready",
-            *(f"  {line}" for line in self._missing().splitlines()),
+            *(f"  {line}" for line in (self._missing() + _lines(self._health.remarks())).splitlines()),
             "",
             *(f"{name}: {value}" for name, value in self._status().items()),
             "",
@@ -238,7 +239,11 @@ class WebServer:
         return web.Response(text="\n".join(lines) + "\n")
 
     def _missing(self) -> str:
-        return "".join(f"{name}: {reason}\n" for name, reason in self._health.missing().items())
+        return _lines(self._health.missing())
+
+
+def _lines(reasons: Mapping[str, str]) -> str:
+    return "".join(f"{name}: {reason}\n" for name, reason in reasons.items())
 
 
 @web.middleware

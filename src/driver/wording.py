@@ -11,7 +11,6 @@ from typing import Final
 
 from driver.names import ClaimUID
 from fastcpu import CpuSet
-from fastcpu.pool import CpuPool
 
 SHOWN_NAMES: Final = 3
 """How many things of one kind a message names."""
@@ -38,9 +37,9 @@ def subject(cpus: CpuSet) -> str:
     return f"CPU {cpus.first} is" if len(cpus) == 1 else f"CPUs {shown(cpus)} are"
 
 
-def not_online(cpus: CpuSet, pool: CpuPool) -> str:
+def not_online(cpus: CpuSet, online: CpuSet) -> str:
     """Say that CPUs are not online now, and which are."""
-    return f"{subject(cpus)} not online on this node, which has {shown(pool.online - pool.offline)}"
+    return f"{subject(cpus)} not online on this node, which has {shown(online)}"
 
 
 def names(all_names: Sequence[str], what: str = "devices") -> str:

@@ -219,6 +219,7 @@ def test_every_path_the_driver_uses_is_there_under_the_same_name(rendered: Rende
     for path in written:
         [place] = [place for place in seen if PurePath(place) in path.parents]
         assert seen[place] == ("hostPath", place, False), path
+    assert seen[str(config.cgroup_root)] == ("hostPath", "/sys/fs/cgroup", True)
     for path in (Path(config.nri_socket).parent, config.kubelet_root_dir / "cpu_manager_state"):
         assert seen[str(path)] == ("hostPath", str(path), True)
     # Of the kubelet's folder nothing else: the volumes of all pods are in there.
@@ -257,7 +258,15 @@ def test_what_others_make_is_not_made_in_a_wrong_place(rendered: Rendered) -> No
         str(config.registry_dir): "Directory",
         str(config.kubelet_root_dir / "cpu_manager_state"): "File",
         str(Path(config.nri_socket).parent): "Directory",
+        "/sys/fs/cgroup": "Directory",
     }
+
+
+def test_the_host_s_cgroups_can_only_be_read(rendered: Rendered) -> None:
+    """In cgroup v1 they are several mounts, of which a read-only mount of the folder is only the first."""
+    [mount] = [mount for mount in rendered.container["volumeMounts"] if mount["name"] == "host-cgroups"]
+    assert (mount["readOnly"], mount["recursiveReadOnly"]) == (True, "IfPossible")
+    assert "mountPropagation" not in mount
 
 
 def test_probes(render: Render) -> None:

@@ -37,13 +37,29 @@ def resident_bytes(pid: int) -> int:
     return int(_status(pid)["VmRSS"].split()[0]) * _KIB
 
 
+def is_v1() -> bool:
+    """Tell whether processes are held to CPUs by cgroups of version 1."""
+    return _CPUSETS.is_dir()
+
+
 def cgroups(parent: str) -> Path:
     """Return the folder of a cgroup in the hierarchy that holds processes to CPUs, in cgroups of either version."""
-    return (_CPUSETS if _CPUSETS.is_dir() else _CGROUPS) / parent.lstrip("/")
+    return (_CPUSETS if is_v1() else _CGROUPS) / parent.lstrip("/")
 
 
 def cgroup(pid: int) -> Path:
-    """Return a process's cgroup in that hierarchy.
+    """Return the folder of a process's cgroup in that hierarchy.
+
+    Raises
+    ------
+    OSError
+        If the process does not exist any more.
+    """
+    return cgroups(cgroup_path(pid))
+
+
+def cgroup_path(pid: int) -> str:
+    """Return the path of a process's cgroup in that hierarchy, as a runtime would name it.
 
     Raises
     ------
@@ -52,7 +68,7 @@ def cgroup(pid: int) -> Path:
     """
     lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
     paths = {controllers: path for _, controllers, path in lines}
-    return cgroups(paths["cpuset"] if "cpuset" in paths else paths[""])
+    return paths["cpuset"] if "cpuset" in paths else paths[""]
 
 
 def cpuset(pid: int) -> CpuSet:

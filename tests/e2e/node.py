@@ -18,7 +18,7 @@ from driver.sandbox.driverprocess import DriverProcess
 from driver.sandbox.kinds import RESOURCE_CLAIMS
 from driver.sandbox.kubelet import ClaimName
 from driver.sandbox.offers import Offer, allocated_claim, read_offers
-from e2e import endpoints, kernel, scratch, waiting
+from e2e import endpoints, kernel, narrowing, scratch, waiting
 from e2e.containerd import Containerd
 from e2e.cri import Cri, CriError, Pod
 from fastcpu import CpuSet
@@ -62,7 +62,7 @@ class Node:
         async with (
             ClusterBox(sysfs_root=Path("/sys")) as box,
             Containerd(programs, box.cdi_dir, settings=settings, cpus=cpus) as containerd,
-            Cri(containerd.socket, containerd.cgroup_parent) as cri,
+            Cri(containerd.socket, f"{containerd.cgroup_parent}/kubepods") as cri,
         ):
             node = cls(box, containerd, cri)
             try:
@@ -90,7 +90,8 @@ class Node:
         """
         address = f"127.0.0.1:{self.box.reserve_port()}"
         self._url = f"http://{address}"
-        own = (f"--bind-address={address}", f"--nri-socket={self.containerd.nri_socket}", *flags)
+        nri_socket = f"--nri-socket={self.containerd.nri_socket}"
+        own = (f"--bind-address={address}", nri_socket, "--cgroup-root=/sys/fs/cgroup", *flags)
         mark = scratch.mark(self.containerd.folder)
         self.driver = await self.box.start_driver({"reservedCPUs": str(of - managed), **settings}, own, mark)
         if managed:
@@ -120,6 +121,16 @@ class Node:
         """Return what the driver says of its readiness."""
         async with aiohttp.ClientSession() as session, session.get(f"{self._url}/readyz") as answer:
             return answer.status, await answer.text()
+
+    async def wait_remarked(self, *texts: str) -> None:
+        """Wait until the driver says that it is ready, and these things besides; nothing besides if there are none."""
+
+        async def remarked() -> bool:
+            status, body = await self.readiness()
+            found, *remarks = body.splitlines()
+            return (status, found) == (200, "ok") and bool(remarks) == bool(texts) and all(t in body for t in texts)
+
+        await self.until(remarked, f"the driver is ready and says {texts}")
 
     async def wait_logged(self, text: str) -> None:
         """Wait until a driver has logged something."""
@@ -211,6 +222,13 @@ class Node:
         container = await self.create_unnoticed(pod, name, **how)
         await self.cri.start(container)
         return container
+
+    @property
+    def pods_cgroup(self) -> Path:
+        """The folder of the cgroup of all pods, in the hierarchy that holds them to CPUs; made if it is missing."""
+        folder = kernel.cgroups(self.containerd.cgroup_parent) / "kubepods"
+        narrowing.make(folder)
+        return folder
 
     # What the kernel says
 

@@ -19,8 +19,10 @@ from driver.devicehealth import DeviceHealth
 from driver.devices import build_devices
 from driver.health import RUNTIME, Health
 from driver.healthservice import HealthServicer
+from driver.hostcgroups import Limit
 from driver.kubelet import KubeletPlugin
 from driver.ledger import Ledger
+from driver.podlimit import PodLimit
 from fastcpu import CpuSet
 from fastcpu.pool import CpuPool
 from fastcpu.sysfs import OverlaidTree, SysfsTree, read_topology
@@ -36,7 +38,7 @@ VERSIONS = {
 class Machine:
     """Devices on a machine whose CPUs go offline on demand, and a clock."""
 
-    def __init__(self, root) -> None:
+    def __init__(self, root, allowed: str | None = None) -> None:
         self.base = SysfsTree(root)
         self.online: str | None = "0-15"
         self.now = 0.0
@@ -54,6 +56,8 @@ class Machine:
         self.ledger = Ledger(CpuPool(topology.online, CpuSet([0]), model.groups))
         self.withdrawn: list[str] = []
         self.told = 0
+        self.limit = PodLimit()
+        self.allowed = allowed
         self.devices = DeviceHealth(
             model,
             "node-1",
@@ -62,6 +66,8 @@ class Machine:
             self.ledger,
             tell_pool=self.tell,
             withdraw=lambda cpus: self.withdrawn.append(str(cpus)),
+            limit=self.limit,
+            read_limit=self.read_limit,
             clock=lambda: self.now,
         )
 
@@ -72,6 +78,9 @@ class Machine:
 
     def entries(self, path: str) -> list[str]:
         return self.base.entries(path)
+
+    def read_limit(self) -> Limit | None:
+        return None if self.allowed is None else Limit(cpus=CpuSet.parse(self.allowed), cgroup="/kubepods")
 
     def tell(self) -> None:
         self.told += 1
@@ -144,6 +153,121 @@ def test_a_held_cpu_that_was_offline_at_the_start_is_known_to_be_until_it_is_bac
     assert machine.faults() == NONE
     assert str(machine.ledger.pool.offline) == ""
     assert machine.withdrawn == []
+
+
+# CPUs that are online, and that the cgroup of all pods does not have
+
+ALLOWS = "cgroup /kubepods allows only CPUs 0-5,8-15"
+
+
+def test_cpus_that_pods_cannot_use_are_withdrawn_while_it_is_so(machine):
+    machine.allowed = "0-15"
+    assert machine.faults() == NONE
+    assert machine.health.remarks() == {}
+    machine.allowed = "0-5,8-15"
+    machine.faults()
+    assert machine.faults() == NONE
+    assert machine.withdrawn == ["6-7"]
+    assert str(machine.ledger.pool.available) == "1-5,8-15"
+    assert machine.told == 1
+    assert machine.health.remarks() == {"kubepods": ALLOWS}
+    assert str(machine.limit.outside) == "6-7"
+    machine.allowed = "0-15"
+    assert machine.faults() == NONE
+    assert machine.withdrawn == ["6-7", ""]
+    assert str(machine.ledger.pool.available) == "1-15"
+    assert machine.health.remarks() == {}
+    assert machine.told == 2
+
+
+def test_a_claim_whose_cpus_pods_cannot_use_any_more_is_told(machine):
+    machine.hold("a", "6-7")
+    machine.hold("b", "5")
+    machine.allowed = "0-5,8-15"
+    machine.faults()
+    machine.online = "0-6,8-15"
+    fault = (
+        f"CPU 7 is offline, held by claim default/a; CPU 6 is not allowed to pods: {ALLOWS}, held by claim default/a"
+    )
+    machine.faults()
+    assert machine.faults() == {"cpudevnuma000": fault, "cpudevnuma001": ""}
+    assert machine.withdrawn == []
+    machine.ledger.release("a")
+    machine.faults()
+    assert machine.withdrawn == ["6-7"]
+
+
+def test_a_cpu_that_comes_or_goes_is_not_taken_for_one_that_pods_cannot_use(machine, caplog):
+    """The kernel takes a CPU off the cgroups after it has taken it off the list of those that are online, or before."""
+    machine.allowed = "0-15"
+    machine.faults()
+    machine.allowed = "0-14"
+    machine.faults()
+    machine.online = "0-14"
+    machine.faults()
+    machine.online = "0-15"
+    machine.faults()
+    machine.allowed = "0-15"
+    machine.faults()
+    assert str(machine.limit.outside) == ""
+    assert "not as it should be" not in caplog.text
+
+
+def test_what_pods_cannot_use_at_the_start_is_known_at_once(machine_tree):
+    machine = Machine(machine_tree(sockets=1, cpus=16, numa_nodes=2, threads_per_core=1), allowed="0-5,8-15")
+    assert str(machine.limit.outside) == "6-7"
+    assert str(machine.ledger.pool.offline) == "6-7"
+
+
+def test_a_change_of_what_pods_can_use_is_told_once(machine, caplog):
+    caplog.set_level("INFO")
+    for allowed in ("0-5,8-15", "0-7", "0-15"):
+        machine.allowed = allowed
+        for _ in range(4):
+            machine.faults()
+    told = [(record.levelname, getattr(record, "fields", {}).get("reason")) for record in caplog.records]
+    assert [one for one in told if one != ("INFO", None)] == [
+        ("WARNING", ALLOWS),
+        ("WARNING", "cgroup /kubepods allows only CPUs 0-7"),
+    ]
+    assert "CPUs have gone offline or come back" not in caplog.text
+
+
+def test_what_pods_have_is_told_without_what_of_it_is_offline(machine):
+    machine.allowed = "0-5,8-15"
+    machine.faults()
+    machine.faults()
+    machine.online, machine.allowed = "0-7,9-15", "0-5,9-15"
+    machine.faults()
+    assert machine.health.remarks() == {"kubepods": "cgroup /kubepods allows only CPUs 0-5,9-15"}
+    assert (str(machine.limit.outside), str(machine.ledger.pool.offline)) == ("6-7", "6-8")
+
+
+def test_reserved_cpus_that_pods_do_not_have_are_as_they_should_be(machine):
+    machine.allowed = "1-15"
+    machine.faults()
+    assert machine.faults() == NONE
+    assert (str(machine.limit.outside), machine.health.remarks()) == ("", {})
+    machine.ledger.hold_anyway(make_record("a", "0"))
+    machine.faults()
+    assert (str(machine.limit.outside), len(machine.health.remarks())) == ("", 0)
+    machine.faults()
+    assert (str(machine.limit.outside), len(machine.health.remarks())) == ("0", 1)
+
+
+def test_cpus_that_go_offline_outside_of_what_pods_have(machine):
+    machine.allowed = "0-5,8-15"
+    machine.faults()
+    machine.faults()
+    machine.online = "0-6,8-15"
+    machine.faults()
+    assert (str(machine.limit.outside), str(machine.ledger.pool.offline)) == ("6", "6-7")
+    machine.online = None
+    machine.faults()
+    assert (str(machine.limit.outside), str(machine.ledger.pool.offline)) == ("6", "6-7")
+    machine.allowed = None
+    machine.faults()
+    assert (str(machine.limit.outside), str(machine.ledger.pool.offline)) == ("", "7")
 
 
 @pytest.mark.parametrize("text", [None, "nonsense", "4294967295"])

@@ -96,6 +96,21 @@ async def test_readyz_says_what_is_missing_one_per_line(http, health):
         assert await answer.text() == "ok\n"
 
 
+async def test_readyz_says_what_is_not_as_it_should_be_though_all_is_ready(http, health):
+    health.remark("kubepods", "cgroup /kubepods allows only CPUs 0")
+    async with http.get("/readyz") as answer:
+        assert answer.status == 503
+        assert await answer.text() == "starting\nkubepods: cgroup /kubepods allows only CPUs 0\n"
+    health.set_ok("started")
+    async with http.get("/readyz") as answer:
+        assert answer.status == 200
+        assert await answer.text() == "ok\nkubepods: cgroup /kubepods allows only CPUs 0\n"
+    async with http.get("/healthz") as answer:
+        assert await answer.text() == "ok\n"
+    async with http.get("/") as answer:
+        assert "\nready\n  kubepods: cgroup /kubepods allows only CPUs 0\n" in await answer.text()
+
+
 async def test_metrics_in_the_format_that_the_client_asks_for(http):
     async with http.get("/metrics", headers={"Accept": "application/openmetrics-text"}) as answer:
         assert answer.status == 200

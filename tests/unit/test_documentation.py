@@ -426,7 +426,7 @@ def test_values_in_commands_are_those_of_the_chart(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_fences_name_their_language(page: Path) -> None:
     opening = re.findall(r"^ *```(.*)$", TEXTS[page], re.MULTILINE)[::2]
-    assert set(opening) <= {"console", "python", "sh", "text", "toml", "yaml"}
+    assert set(opening) <= {"console", "ini", "python", "sh", "text", "toml", "yaml"}
 
 
 # The first page.
@@ -458,8 +458,7 @@ def test_the_versions_are_those_of_the_installation_and_of_the_tests() -> None:
     pins = {
         "Kubernetes": [("cluster/kubernetes", "k8s.io/kubernetes")],
         "container runtime": [
-            ("containerd", "github.com/containerd/containerd/v2"),
-            ("containerd-2.1", "github.com/containerd/containerd/v2"),
+            (f"containerd-{line}", "github.com/containerd/containerd/v2") for line in ("2.4", "2.3", "2.2", "2.1")
         ],
     }
     for what, modules in pins.items():

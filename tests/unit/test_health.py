@@ -83,3 +83,20 @@ def test_each_change_is_logged_once_and_a_loss_is_a_warning(health, caplog):
     assert logged() == [("INFO", "condition holds"), ("INFO", "ready")]
     health.set_missing("started", "a socket is gone")
     assert logged() == [("WARNING", "condition does not hold any more"), ("WARNING", "not ready any more")]
+
+
+def test_a_remark_changes_nothing_about_being_ready_and_is_logged_at_each_change(health, caplog):
+    caplog.set_level(logging.INFO, logger="driver.health")
+    health.set_ok("started")
+    caplog.clear()
+    for text in ("", "two\nlines", "two lines", "another", "another", "", ""):
+        health.remark("kubepods", text)
+        assert health.ready
+        assert health.remarks() == ({"kubepods": " ".join(text.split())} if text else {})
+    assert [(record.levelname, record.fields.get("reason")) for record in caplog.records] == [
+        ("WARNING", "two lines"),
+        ("WARNING", "another"),
+        ("INFO", None),
+    ]
+    assert health.missing() == {}
+    assert health.conditions() == {"started": True}

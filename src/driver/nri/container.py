@@ -69,6 +69,14 @@ class Pod:
         return f"{self.namespace}/{self.name}"
 
 
+def astray(allowed: CpuSet | None, given: CpuSet) -> CpuSet:
+    """Return the CPUs that a container may use of which its parent cgroup allows none that it was given.
+
+    For the kernel (cgroup-v2, ``cpuset.cpus``) such a cpuset is none, and it may use all that the parent has.
+    """
+    return CpuSet() if allowed is None or not given or not allowed.isdisjoint(given) else allowed
+
+
 class _Doubt(NamedTuple):
     """CPUs that a container may still have, since when, and which change of `Container.given` has left them."""
 
@@ -108,8 +116,10 @@ class Container:
         How many pushes have failed since the last that did not.
     cgroups_path : str
         Where its cgroup is, as the runtime tells it; empty if it does not.
+    allowed : CpuSet or None
+        What its parent cgroup allowed when somebody last looked; None if that is not known. See `parent_allows`.
     watch : callable
-        Called with it after each change of `may_have`, `given` or `verified`.
+        Called with it after each change of `may_have`, `given`, `verified` or `allowed`.
     unread : bool
         Whether there was no time yet to find out what it is. It stays where it is until then.
     suspect : bool
@@ -129,6 +139,7 @@ class Container:
     fault: str = ""
     failures: int = 0
     cgroups_path: str = ""
+    allowed: CpuSet | None = None
     watch: Callable[[Container], None] = _nobody
     unread: bool = False
     suspect: bool = False
@@ -208,6 +219,16 @@ class Container:
         """Whether it may have other CPUs than it was given last."""
         return not self.verified or bool(self._doubts) or bool(self._on_the_way)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it runs, and there is no reason why the kernel should hold it to other CPUs than it was given."""
+        return self.phase is Phase.RUNNING and not (self._doubts or self._on_the_way or self._update)
+
+    @property
+    def astray(self) -> CpuSet:
+        """The CPUs that it may use although it was not given them: its parent cgroup allows none that it was given."""
+        return astray(self.allowed, self.given)
+
     def was_never_started(self, now: float) -> bool:
         """Tell whether it is still not being started when whoever wanted it has long given up."""
         return self.phase in (Phase.CREATING, Phase.CREATED) and now >= self._phase_since + TOLD_S
@@ -255,6 +276,17 @@ class Container:
     def synchronized(self, answer: CpuSet, now: float) -> None:
         """Take note that the answer to a synchronisation has these CPUs; nobody will tell whether they were applied."""
         self._give(answer, now)
+
+    def shrunk(self, cpus: CpuSet) -> None:
+        """Take note that the kernel has left it these CPUs: the others are to be given to it anew."""
+        self.given = cpus
+        self._changed()
+
+    def parent_allows(self, cpus: CpuSet | None) -> None:
+        """Take note of what its parent cgroup allows; None if that is not known."""
+        if cpus != self.allowed:
+            self.allowed = cpus
+            self.watch(self)
 
     # Where it is moved in answers to events of other containers, and in no other way
 

@@ -126,13 +126,17 @@ class Containers:
             container
             for container in self._by_id.values()
             if uid not in container.claims
-            and (container.id in self._stranded or not container.may_have.isdisjoint(cpus))
+            and (
+                self._has_nowhere(container)
+                or not container.may_have.isdisjoint(cpus)
+                or not container.astray.isdisjoint(cpus)
+            )
         ]
 
     def _reached(self, uid: ClaimUID, cpus: CpuSet, offline: CpuSet) -> bool:
         if offline != self._offline:
             self._offline = offline
-            self._stranded = {one.id: one for one in self._by_id.values() if offline and one.given <= offline}
+            self._stranded = {one.id: one for one in self._by_id.values() if self._is_stranded(one)}
         users = self._users.get(uid, {})
         if any(identity not in users for identity in self._stranded):
             return True
@@ -147,7 +151,15 @@ class Containers:
                 self._occupancy.remove(before)
             self._may_have[container.id] = after
         _put(self._doubted, container, container.is_doubted)
-        _put(self._stranded, container, bool(self._offline) and container.given <= self._offline)
+        _put(self._stranded, container, self._is_stranded(container))
+
+    def _is_stranded(self, container: Container) -> bool:
+        """Tell whether the kernel may let a container run on CPUs that it was not given."""
+        return self._has_nowhere(container) or bool(container.astray)
+
+    def _has_nowhere(self, container: Container) -> bool:
+        """Tell whether all CPUs of a container are offline: it may run on any."""
+        return bool(self._offline) and container.given <= self._offline
 
     def _drop(self, container: Container) -> None:
         container.watch = _nobody

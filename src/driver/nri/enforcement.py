@@ -14,8 +14,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from driver.errors import RuntimePendingError
-from driver.nri.container import Container, Phase
+from driver.nri.container import Container, Phase, astray
 from driver.nri.containers import Containers
+from driver.podlimit import allows_only
+from driver.wording import held_by, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from driver.ledger import Ledger, Record
     from driver.names import ClaimUID
     from driver.nri.container import Pod
+    from driver.nri.moves import Cgroups
     from driver.nri.reservations import Reservations
     from driver.nri.sharedpool import SharedPool
     from fastcpu import CpuSet
@@ -46,6 +49,8 @@ class Enforcement:
         The CPUs of the others.
     reservations : Reservations
         For which pods claims are reserved.
+    cgroups : Cgroups, optional
+        The host's cgroups.
     clock : callable
         The present time in seconds, that of the event loop.
 
@@ -67,9 +72,11 @@ class Enforcement:
         pool: SharedPool,
         reservations: Reservations,
         *,
+        cgroups: Cgroups | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
+        self._cgroups = cgroups
         self._clock = clock
         self._changed = asyncio.Event()
         self._barred: dict[ClaimUID, str] = {}
@@ -109,6 +116,26 @@ class Enforcement:
     def known(self) -> bool:
         """Whether the driver knows the runtime's containers, and the runtime can be told anything."""
         return not self._unknown
+
+    def look_at_parent(self, container: Container, seen: dict[str, CpuSet | None] | None = None) -> None:
+        """Find out what a container's parent cgroup allows now; what cannot be read is as it was.
+
+        Parameters
+        ----------
+        container : Container
+            The container.
+        seen : dict of str to CpuSet or None, optional
+            What was found a moment ago, by the pod's sandbox: the containers of a pod have one parent.
+        """
+        seen = {} if seen is None else seen
+        sandbox = container.pod.sandbox
+        if sandbox not in seen:
+            seen[sandbox] = self.parent_cpus(container.cgroups_path)
+        container.parent_allows(seen[sandbox] or container.allowed)
+
+    def parent_cpus(self, cgroups_path: str) -> CpuSet | None:
+        """Return what the parent of a container's cgroup allows now; None if that is not known."""
+        return self._cgroups.parent_cpus(cgroups_path) if self._cgroups is not None and cgroups_path else None
 
     def set_known(self) -> None:
         """Take note that the driver knows all containers, and may push."""
@@ -163,7 +190,7 @@ class Enforcement:
             return barred
         cpus = self._ledger.records[uid].cpus
         if not self.pool.is_usable(cpus):
-            return f"has CPUs {cpus}, none of which is online: switch them on, or delete the pod"
+            return self.pool.why_unusable(cpus)
         others = self.on_cpus_of(uid)
         if sharing := [one for one in others if not one.exclusive.isdisjoint(cpus)]:
             # Only files can say so; see `Ledger.hold_anyway`.
@@ -187,6 +214,22 @@ class Enforcement:
     def is_barred(self, uid: ClaimUID) -> bool:
         """Tell whether a claim is coming or going just now, so that no container may get it."""
         return uid in self._barred
+
+    def why_astray(self, allowed: CpuSet | None, given: CpuSet) -> str:
+        """Return why a container must not be created with CPUs; empty if it may.
+
+        Parameters
+        ----------
+        allowed : CpuSet or None
+            What its parent cgroup allows; None if that is not known.
+        given : CpuSet
+            The CPUs. If none is allowed it would run on others, which may be those of claims.
+        """
+        cpus = astray(allowed, given)
+        holders = self._ledger.holders(cpus) if cpus else {}
+        if not holders:
+            return ""
+        return "; ".join([allows_only("of its pod", cpus), *held_by(holders)])
 
     def owner(self, uid: ClaimUID) -> tuple[Pod, str] | None:
         """Return the pod that uses a claim, and a container of it that lives; None if no container does."""
@@ -338,10 +381,17 @@ class Enforcement:
     def _stands_in_the_way(self, container: Container, record: Record) -> bool:
         if record.uid in container.claims:
             return False
-        may_use = not container.may_have.isdisjoint(record.cpus) or not self.pool.is_usable(container.given)
+        may_use = self._may_use(container, record.cpus)
         if self.unsolicited_updates:
             return may_use or not container.verified
         return may_use and (container.unread or container.window_end(self.now()) > 0)
+
+    def _may_use(self, container: Container, cpus: CpuSet) -> bool:
+        return (
+            not container.may_have.isdisjoint(cpus)
+            or not self.pool.is_usable(container.given)
+            or not container.astray.isdisjoint(cpus)
+        )
 
     def _passes_by_itself(self, container: Container) -> bool:
         """Tell whether a container will be out of a claim's way in a moment, by what goes on already."""
@@ -394,6 +444,8 @@ def _named(containers: list[Container] | tuple[Container, ...], *, why: bool = F
 def _why(container: Container) -> str:
     if container.fault:
         return f" ({container.fault})"
+    if container.astray:
+        return f" (whose cgroup allows only CPUs {shown(container.astray)})"
     return "" if container.phase is Phase.RUNNING else f" (which {container.phase.value})"
 
 

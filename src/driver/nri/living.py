@@ -134,6 +134,7 @@ class Living:
         pool = self._enforcement.pool.current(self._enforcement.now())
         texts: dict[CpuSet, str] = {}
         touched: dict[CpuSet, frozenset[ClaimUID]] = {}
+        parents: dict[str, CpuSet | None] = {}
         corrected = {"exclusive": 0, "shared": 0}
         room = _MOST_UPDATE_BYTES
         for case in cases:
@@ -144,6 +145,7 @@ class Living:
                 self._containers.add(container)
                 self._rest[container.id] = case
                 continue
+            self._enforcement.look_at_parent(container, parents)
             self._decide(container, case, {})
             wanted = self._enforcement.pool.wanted(container, pool)
             if not wanted or case.found.cpus == wanted:
@@ -176,6 +178,7 @@ class Living:
         survey = Survey(self.held_claims(), self._enforcement.now())
         case = _Case(survey.read(container), messages.read_pod(pod))
         known = self._container(case, self._enforcement.now(), {})
+        self._enforcement.look_at_parent(known)
         self._decide(known, case, {})
         return known
 
@@ -185,6 +188,7 @@ class Living:
         if case is None or not container.unread:
             return
         container.unread = False
+        self._enforcement.look_at_parent(container)
         self._decide(container, case, {})
         wanted = self._enforcement.pool.wanted(container, self._enforcement.pool.current(self._enforcement.now()))
         if wanted and case.found.cpus != wanted:

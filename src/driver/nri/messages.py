@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.cpulists import parse_cpulist
 from driver.errors import ClaimError
+from driver.hostcgroups import MAX_CGROUPS_PATH
 from driver.names import CDI_KIND, CPUSET_VARIABLE_PREFIX
 from driver.nri.container import Phase, Pod
 from driver.nri.decisions import Request
@@ -30,7 +31,6 @@ _CDI_SIGN: Final = _CDI_PREFIX.encode()
 _VARIABLE_SIGN: Final = CPUSET_VARIABLE_PREFIX.encode()
 _HOOK_SIGN: Final = FILE_NAME.encode()
 _LONGEST_NAME: Final = 253
-_LONGEST_PATH: Final = 4096
 _MOST_CDI_DEVICES: Final = 1024
 
 
@@ -105,9 +105,9 @@ def read_cpulist(text: str, limit: int) -> CpuSet | None:
 
 
 def read_cgroups_path(container: nri.Container) -> str:
-    """Return where a container's cgroup is, as the runtime tells it; empty if that is longer than any path."""
+    """Return a container's cgroup as the runtime names it; empty if it does not, or if no cgroup has so long a name."""
     path = container.linux.cgroups_path
-    return path if len(path) <= _LONGEST_PATH else ""
+    return path if len(path) <= MAX_CGROUPS_PATH else ""
 
 
 def read_phase(container: nri.Container) -> Phase:

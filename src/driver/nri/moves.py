@@ -51,6 +51,9 @@ class Cgroups(Protocol):
     def cpus(self, cgroups_path: str, /) -> CpuSet | None:
         """Return the CPUs to which a container's cgroup is held now; None if that cannot be read."""
 
+    def parent_cpus(self, cgroups_path: str, /) -> CpuSet | None:
+        """Return the CPUs that the cgroup above it allows now; None if that cannot be read."""
+
 
 class MoveMetrics(Protocol):
     """What counts moves."""
@@ -277,6 +280,9 @@ class Moves:
         now = self._enforcement.now()
         was_tried = container.id in self._tried
         self._tried.discard(container.id)
+        allowed = container.given if container.allowed is None else container.given & container.allowed
+        if cpus == allowed - self._enforcement.offline:
+            cpus = container.given  # no more can be had
         if container.seen(cpus, now):
             container.forgive()
         elif was_tried:

@@ -158,7 +158,9 @@ class RuntimePlugin:
                 self._refuse(request, container.id, decision)
             exclusive = decision if isinstance(decision, Exclusive) else None
             measured.mode = "exclusive" if exclusive else "shared"
-            cpus = self._cpus_for(request, container.id, exclusive)
+            cgroups_path = messages.read_cgroups_path(container)
+            allowed = self._enforcement.parent_cpus(cgroups_path)
+            cpus = self._cpus_for(request, container.id, exclusive, allowed)
             updates = self._updates(container.id, exclusive)
             known = Container.created(
                 container.id,
@@ -168,8 +170,9 @@ class RuntimePlugin:
                 exclusive.cpus if exclusive else CpuSet(),
                 cpus or self._reported(container),
                 self._enforcement.now(),
-                cgroups_path=messages.read_cgroups_path(container),
+                cgroups_path=cgroups_path,
             )
+            known.parent_allows(allowed)
             self._containers.add(known)
             self._moves.tell(container.id, updates)
             for uid in known.claims:
@@ -197,6 +200,8 @@ class RuntimePlugin:
             if container.state == nri.CONTAINER_STOPPED:
                 return ()
             known = self._living.take_in(pod, container)
+        else:
+            self._enforcement.look_at_parent(known)
         self._living.look_at(known)
         if not self._enforcement.unsolicited_updates:
             await self._moves.look()
@@ -213,6 +218,9 @@ class RuntimePlugin:
     async def stop_container(self, pod: nri.PodSandbox, container: nri.Container) -> Sequence[nri.ContainerUpdate]:
         """Forget a container that has ended. Who holds which CPUs does not change by that."""
         self._forget("stop_container", container.id)
+        if not self._enforcement.unsolicited_updates:
+            # Its claim is about to be unprepared, which others may stand in the way of that have left its CPUs.
+            await self._moves.look()
         return ()
 
     async def start_container(self, pod: nri.PodSandbox, container: nri.Container) -> None:
@@ -308,9 +316,15 @@ class RuntimePlugin:
         )
         return Refused(reason="unverified", message=message)
 
-    def _cpus_for(self, request: Request, identity: str, exclusive: Exclusive | None) -> CpuSet:
+    def _cpus_for(self, request: Request, identity: str, exclusive: Exclusive | None, allowed: CpuSet | None) -> CpuSet:
         """Return what a container gets; nothing if it is left as it is."""
         if exclusive is not None:
+            if allowed is not None and allowed.isdisjoint(exclusive.cpus):
+                message = (
+                    f"container {quoted(request.name)}: its claims have CPUs {exclusive.cpus}, but cgroup of its pod "
+                    f"allows only CPUs {allowed}; expected some of them"
+                )
+                self._refuse(request, identity, Refused(reason="barred", message=message))
             return exclusive.cpus
         if self._enforcement.pool.leaves_alone:
             return CpuSet()
@@ -321,7 +335,11 @@ class RuntimePlugin:
                 f"by the {len(self._enforcement.records)} claims on this node"
             )
             self._refuse(request, identity, Refused(reason="empty_pool", message=message))
-        return pool
+        cpus = self._enforcement.pool.within(allowed, pool)
+        if why := self._enforcement.why_astray(allowed, cpus):
+            message = f"no CPU is left for container {request.name}, which has no claim: {why}"
+            self._refuse(request, identity, Refused(reason="empty_pool", message=message))
+        return cpus
 
     def _refuse(self, request: Request, identity: str, refused: Refused) -> None:
         self._metrics.count_refused_container(refused.reason)

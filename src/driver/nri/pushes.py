@@ -17,6 +17,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, Protocol
 
+from driver.health import PUSHES, Health
 from driver.logs import fields
 from driver.nri.errors import Code, NriError
 from driver.nri.messages import update
@@ -41,6 +42,8 @@ _FIRST_RETRY_S: Final = 0.5
 _WORTH_A_WORD: Final = 2
 # An error that comes later may be that of a deadline on the runtime's side: it may not have stopped in the middle.
 _IN_TIME: Final = 0.9
+# Anybody may read it, so no pod is named. The runtime does not say what the kernel has answered.
+_REFUSED: Final = "some containers cannot be given their CPUs, as where a cgroup above allows fewer; the log names them"
 
 
 class PushMetrics(Protocol):
@@ -62,12 +65,22 @@ class Pushes:
         What is known of the containers, and what they are to have.
     metrics : PushMetrics
         What counts.
+    health : Health, optional
+        Told if containers cannot be given their CPUs.
     together : int
         How many containers go in one push.
     """
 
-    def __init__(self, enforcement: Enforcement, metrics: PushMetrics, *, together: int = _TOGETHER) -> None:
+    def __init__(
+        self,
+        enforcement: Enforcement,
+        metrics: PushMetrics,
+        health: Health | None = None,
+        *,
+        together: int = _TOGETHER,
+    ) -> None:
         self._enforcement = enforcement
+        self._health = Health() if health is None else health
         self._metrics = metrics
         self._together = together
         self._pool: CpuSet | None = None
@@ -101,7 +114,7 @@ class Pushes:
             _log.info("shared pool", extra=fields(cpus=pool, containers=self._enforcement.containers.shared))
         needed = list(self._enforcement.needed.values())
         due: list[tuple[int, Container]] = []
-        unmovable = 0
+        unmovable = refused = 0
         next_at = self._enforcement.pool.aside_until
         for container in self._enforcement.containers:
             urgency, at = self._due(container, pool, needed, now)
@@ -109,11 +122,13 @@ class Pushes:
                 container.forgive()
                 continue
             unmovable += bool(container.fault)
+            refused += container.failures >= _WORTH_A_WORD
             if at <= now:
                 due.append((urgency, container))
             elif next_at is None or at < next_at:
                 next_at = at
         self._metrics.set_unmovable_containers(unmovable)
+        self._health.remark(PUSHES, _REFUSED if refused else "")
         due.sort(key=lambda item: item[0])
         return [container for _, container in due], next_at
 
@@ -193,6 +208,8 @@ class Pushes:
 
     def _failed(self, container: Container, cpus: CpuSet, error: NriError, *, settled: bool) -> None:
         container.push_failed(str(error), self._enforcement.now(), retry_s=_FIRST_RETRY_S, settled=settled)
+        # It may be that the cgroup above has become narrower.
+        self._enforcement.look_at_parent(container)
         if container.failures == _WORTH_A_WORD:
             _log.error(
                 "a container cannot be given its CPUs",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from driver.nri.connection import ConnectionMetrics, NriConnection
 from driver.nri.enforcement import Enforcement
+from driver.nri.parents import ParentCgroups
 from driver.nri.plugin import PluginMetrics, RuntimePlugin
 from driver.nri.pushes import Pushes, PushMetrics
 from driver.nri.reservations import ClaimSource, Reservations
@@ -15,9 +16,10 @@ from driver.nri.sharedpool import SharedPool
 
 if TYPE_CHECKING:
     from driver.health import Health
+    from driver.hostcgroups import HostCgroups
     from driver.ledger import Ledger
-    from driver.nri.moves import Cgroups
     from driver.nri.session import Timing
+    from driver.podlimit import PodLimit
     from fastcpu import CpuSet
 
 
@@ -41,11 +43,14 @@ class RuntimeSide:
     cgroups : Cgroups
         What the kernel says of containers.
     health : Health
-        Told, as the condition ``runtime``, whether the runtime is connected.
+        Told, as the condition ``runtime``, whether the runtime is connected, and which containers cannot have their
+        CPUs.
     metrics : RuntimeMetrics
         What counts.
     start_guard : bool
         Whether the claims' CDI specs have the start guard's hook.
+    limit : PodLimit, optional
+        The CPUs that no pod can use.
     timing : Timing, optional
         How long things on the connection may take.
 
@@ -67,15 +72,18 @@ class RuntimeSide:
         ledger: Ledger,
         isolated: CpuSet,
         claims: ClaimSource,
-        cgroups: Cgroups,
+        cgroups: HostCgroups,
         health: Health,
         metrics: RuntimeMetrics,
         start_guard: bool,
+        limit: PodLimit | None = None,
         timing: Timing | None = None,
     ) -> None:
-        self.enforcement = Enforcement(ledger, SharedPool(ledger, isolated), Reservations(claims))
+        pool = SharedPool(ledger, isolated, limit)
+        self.enforcement = Enforcement(ledger, pool, Reservations(claims), cgroups=cgroups)
         self._plugin = RuntimePlugin(self.enforcement, metrics, cgroups=cgroups, start_guard=start_guard)
-        self._pushes = Pushes(self.enforcement, metrics)
+        self._parents = ParentCgroups(cgroups, self.enforcement, health)
+        self._pushes = Pushes(self.enforcement, metrics, health)
         self._connection = NriConnection(socket_path, self._plugin, health=health, metrics=metrics, timing=timing)
 
     async def run(self) -> None:
@@ -84,6 +92,12 @@ class RuntimeSide:
             tasks.create_task(self._connection.run())
             tasks.create_task(self._plugin.run())
             tasks.create_task(self._pushes.run(self._connection.update_containers))
+            tasks.create_task(self._parents.run())
+
+    def cpus_changed(self) -> None:
+        """Take note that CPUs have come or gone."""
+        self._parents.look_soon()
+        self.enforcement.notify()
 
     def close(self) -> None:
         """Let no prepare or unprepare wait for the runtime any more: the driver is stopping."""

@@ -20,6 +20,7 @@ from driver.names import CDI_KIND, CPUSET_VARIABLE_PREFIX, DRIVER_NAME
 from driver.sandbox.apiserver import ApiServer
 from driver.sandbox.apistatus import JsonObject
 from driver.sandbox.cdidevices import CdiDevices
+from driver.sandbox.cgrouptree import CgroupTree
 from driver.sandbox.driverprocess import DriverProcess
 from driver.sandbox.guardmodel import run_guard_hooks
 from driver.sandbox.kinds import DEVICE_CLASSES, NODES, RESOURCE_SLICES
@@ -49,6 +50,8 @@ class ClusterBox:
         The machine; by default one is generated.
     shape : MachineShape, optional
         The shape of the generated machine.
+    cgroup_version : int
+        Of the container runtime's cgroups.
     gates : collection of str
         Feature gates of the API server.
     traits : RuntimeTraits
@@ -66,7 +69,9 @@ class ClusterBox:
     kubelet : Kubelet
     runtime : ContainerRuntime
         Valid once the box is entered.
-    sysfs_root, cdi_dir, kubeconfig : Path
+    sysfs_root, cdi_dir, cgroup_root, kubeconfig : Path
+    cgroups : CgroupTree
+        Valid once the box is entered.
     published_at : float
         `time.monotonic()` of when `wait_published` last saw all slices.
     """
@@ -77,6 +82,7 @@ class ClusterBox:
         node_name: str = "test-node",
         sysfs_root: Path | None = None,
         shape: MachineShape | None = None,
+        cgroup_version: int = 2,
         gates: Collection[str] = (),
         traits: RuntimeTraits = _DEFAULT_TRAITS,
         wipe_after_s: float = 30.0,
@@ -89,11 +95,14 @@ class ClusterBox:
             self.folder / "kubelet", wipe_slices=self._wipe_slices, wipe_after_s=wipe_after_s, say=say
         )
         self.cdi_dir = self.folder / "cdi"
+        self.cgroup_root = self.folder / "cgroup"
         self.kubeconfig = self.folder / "kubeconfig"
         self.sysfs_root = self.folder / "sys" if sysfs_root is None else sysfs_root
         self._say = say
         self._traits = traits
         self._generated = shape if sysfs_root is not None or shape is not None else MachineShape()
+        self._cgroup_version = cgroup_version
+        self.cgroups: CgroupTree
         self.runtime: ContainerRuntime
         self.published_at = 0.0
         self._stack = AsyncExitStack()
@@ -111,12 +120,15 @@ class ClusterBox:
             selector = {"cel": {"expression": f'device.driver == "{DRIVER_NAME}"'}}
             self.api.create(DEVICE_CLASSES, {"metadata": {"name": DRIVER_NAME}, "spec": {"selectors": [selector]}})
             await stack.enter_async_context(self.kubelet)
+            online = read_topology(self.sysfs_root).online
+            self.cgroups = CgroupTree(self.cgroup_root, online, self._cgroup_version)
             self.runtime = ContainerRuntime(
                 self.folder / "nri" / "nri.sock",
                 traits=self._traits,
-                online=read_topology(self.sysfs_root).online,
+                online=online,
                 inject=CdiDevices(self.cdi_dir).inject,
                 run_hooks=run_guard_hooks,
+                cgroups=self.cgroups,
                 say=self._say,
             )
             await stack.enter_async_context(self.runtime)
@@ -156,6 +168,7 @@ class ClusterBox:
             f"--kubelet-root-dir={self.kubelet.root}",
             f"--cdi-dir={self.cdi_dir}",
             f"--sysfs-root={self.sysfs_root}",
+            f"--cgroup-root={self.cgroup_root}",
             f"--bind-address=127.0.0.1:{self.reserve_port()}",
             self._nri_flag,
             *flags,

@@ -22,6 +22,7 @@ from typing import Final
 
 from driver.apis import nri_v1alpha1_pb2 as nri
 from driver.nri.errors import NriError
+from driver.sandbox.cgrouptree import CgroupTree
 from driver.sandbox.nriplugin import NriPlugin, RuntimeTraits
 from driver.sandbox.nriplugins import NriPlugins
 from fastcpu.cpuset import CpuSet
@@ -56,6 +57,8 @@ class ContainerRuntime:
     run_hooks : callable, optional
         Called with a container that is being started and the CPUs it would run on; raises `RefusedError` if one of its
         hooks would not let it.
+    cgroups : CgroupTree, optional
+        The node's cgroups; by default nothing but its cpuset holds a container.
     say : callable
         Called with one line for each container whose CPUs change.
 
@@ -79,6 +82,7 @@ class ContainerRuntime:
         online: CpuSet | None = None,
         inject: Callable[[nri.Container], None] = lambda container: None,
         run_hooks: Callable[[nri.Container, CpuSet], None] = lambda container, cpus: None,
+        cgroups: CgroupTree | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.socket_path = socket_path
@@ -89,6 +93,7 @@ class ContainerRuntime:
         self._online = CpuSet() if online is None else online
         self._inject = inject
         self._run_hooks = run_hooks
+        self._cgroups = cgroups
         self._say = say
         self._traits = traits
         self._tells_cdi_devices = traits.tells_cdi_devices
@@ -143,7 +148,10 @@ class ContainerRuntime:
 
     def effective(self, identity: str) -> CpuSet:
         """Return the CPUs on which the processes of a container may run."""
-        return CpuSet.parse(self.cpusets[identity]) or self._online
+        cpus = CpuSet.parse(self.cpusets[identity])
+        if self._cgroups is not None:
+            return self._cgroups.effective(self.containers[identity].linux.cgroups_path)
+        return cpus or self._online
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         """Wait until something comes true about the cpusets in effect.
@@ -173,6 +181,9 @@ class ContainerRuntime:
             except NriError as error:
                 raise RefusedError(f"failed to run pod sandbox: {error}") from error
             self.pods[pod.id] = pod
+            pod.linux.cgroup_parent = pod.linux.cgroup_parent or f"/kubepods/burstable/pod{pod.uid or pod.id}"
+            if self._cgroups is not None:
+                self._cgroups.make(pod.linux.cgroup_parent)
 
     async def remove_pod(self, identity: str) -> None:
         """Remove a pod's sandbox with all of its containers."""
@@ -182,6 +193,8 @@ class ContainerRuntime:
             pod = self.pods[identity]
             await self._plugins.tell(nri.STOP_POD_SANDBOX, pod)
             del self.pods[identity]
+            if self._cgroups is not None:
+                self._cgroups.remove(pod.linux.cgroup_parent)
             await self._plugins.tell(nri.REMOVE_POD_SANDBOX, pod)
 
     async def run_container(
@@ -224,6 +237,7 @@ class ContainerRuntime:
             pod = self.pods[container.pod_sandbox_id]
             created = nri.Container()
             created.CopyFrom(container)
+            created.linux.cgroups_path = f"{pod.linux.cgroup_parent}/{created.id}"
             self._inject(created)
             if not self._tells_cdi_devices:
                 del created.CDI_devices[:]
@@ -265,8 +279,8 @@ class ContainerRuntime:
             pod = self.pods[container.pod_sandbox_id]
             self._starting.add(identity)
             try:
-                self._put_in_effect(container, container.linux.resources.cpu.cpus)
                 try:
+                    self._put_in_effect(container, container.linux.resources.cpu.cpus)
                     self._run_hooks(container, self.effective(identity))
                 except RefusedError:
                     # Plugins are not told of it before the kubelet removes the container.
@@ -350,13 +364,24 @@ class ContainerRuntime:
             container.linux.resources.MergeFrom(update.linux.resources)
             running = container.state == nri.CONTAINER_RUNNING and identity not in self._starting
             if running and (cpus := update.linux.resources.cpu.cpus):
-                self._put_in_effect(container, cpus)
+                try:
+                    self._put_in_effect(container, cpus)
+                except RefusedError:
+                    failed += [] if update.ignore_failure else [identity]
         return failed
 
     def _put_in_effect(self, container: nri.Container, cpus: str) -> None:
-        if self.cpusets.get(container.id) == cpus:
-            return
+        before = self.effective(container.id) if container.id in self.cpusets else None
+        if self._cgroups is not None:
+            path = container.linux.cgroups_path
+            self._cgroups.make(path)
+            try:
+                self._cgroups.write(path, CpuSet.parse(cpus))
+            except PermissionError as error:
+                raise RefusedError(f"failed to write {cpus!r}: {error.filename}: permission denied") from error
         self.cpusets[container.id] = cpus
+        if self.effective(container.id) == before:
+            return
         pod = self.pods[container.pod_sandbox_id]
         self._say(f"{pod.namespace}/{pod.name}, container {container.name}: CPUs {self.effective(container.id)}")
         self._tell_change()
@@ -367,7 +392,8 @@ class ContainerRuntime:
 
     def _end(self, container: nri.Container) -> None:
         container.state = nri.CONTAINER_STOPPED
-        self.cpusets.pop(container.id, None)
+        if self.cpusets.pop(container.id, None) is not None and self._cgroups is not None:
+            self._cgroups.remove(container.linux.cgroups_path)
         self._tell_change()
 
     async def _stop(self, container: nri.Container) -> None:

@@ -134,6 +134,10 @@ class Node:
         """Return all metrics of the driver by name and labels, without their common prefix."""
         return endpoints.read_metrics(await self.vm.call("fetch", url=f"{_METRICS}/metrics"))
 
+    async def readiness(self) -> str:
+        """Return what a driver that is ready says of that."""
+        return str(await self.vm.call("fetch", url=f"{_METRICS}/readyz"))
+
     async def show_logs(self) -> None:
         """Print the ends of all logs, which pytest shows with a test that fails."""
         for name in ("driver", "kubelet", "containerd"):
@@ -274,6 +278,10 @@ class Node:
 
         cpusets = await self.api.until(CLAIMS, told, f"the driver tells the CPUs of {claim}", PATIENCE_S)
         return CpuSet().union(*map(CpuSet.parse, cpusets))
+
+    async def confine_pods(self, cpus: str) -> None:
+        """Hold the cgroup of all pods to some CPUs."""
+        await self.vm.call("write_file", path="/sys/fs/cgroup/kubepods/cpuset.cpus", text=cpus)
 
     # What the kernel says
 

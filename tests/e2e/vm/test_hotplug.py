@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import pytest_asyncio
 
+from e2e import waiting
 from e2e.cluster.api import EVENTS, PODS, SLICES
 from e2e.vm.checks import MANAGED, settings
 from e2e.vm.node import ISOLATED, PATIENCE_S
 from fastcpu import CpuSet
+
+# A cgroup with processes in it takes no empty list.
+EVERYTHING = "0-15"
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def node(node):
     await node.use_driver(**settings("external", "numanode"))
     yield node
+    await node.confine_pods(EVERYTHING)
     for cpu in CpuSet.parse((await node.vm.call("cpu_lists"))["offline"]):
         await node.vm.call("set_online", cpu=cpu, online=True)
 
@@ -48,6 +53,25 @@ async def until_healthy(node, pod, health):
         ]
 
     return await node.api.until(PODS, told, f"devices of {pod} are {health}", PATIENCE_S)
+
+
+async def until_remarked(node, text):
+    """Wait until the driver says that it is ready, and nothing besides but this."""
+
+    async def remarked():
+        return await node.readiness() == text
+
+    await waiting.until(remarked, f"the driver says {text!r}", PATIENCE_S, pause_s=0.5)
+
+
+async def until_given(node, container, cpus):
+    """Wait until a container's own cgroup asks for these CPUs, and gets them."""
+
+    async def given():
+        seen = (await node.seen())[container]
+        return seen.cpuset == seen.effective == seen.allowed == cpus
+
+    await waiting.until(given, f"{container} is given CPUs {cpus}", PATIENCE_S, pause_s=0.5)
 
 
 async def test_while_free(node):
@@ -119,3 +143,42 @@ async def test_while_it_is_all_that_is_held(node):
     await node.vm.call("set_online", cpu=13, online=True)
     await node.until_seen(*ids[held], cpus=CpuSet.parse("13"))
     await node.until_seen(*ids[sharing], cpus=shared - CpuSet.parse("8-11"))
+
+
+async def test_while_pods_have_fewer_than_are_online(node):
+    """Somebody holds the cgroup of all pods to some CPUs; in cgroup v2 the kernel cuts what is in it without a word."""
+    offers = await node.offers()
+    sharing = await node.run([])
+    [shared] = (await node.running(sharing))[sharing]
+    await until_remarked(node, "ok\n")
+    await node.confine_pods("0-13")
+    await until_remarked(node, "ok\nkubepods: cgroup /kubepods allows only CPUs 0-13\n")
+    await until_offered(node, "cpudevnuma003", "12-13")
+    await until_given(node, shared, MANAGED - ISOLATED - CpuSet.parse("14-15"))
+    pod, [claim] = await node.place((offers["cpudevnuma003"], CpuSet.parse("14")))
+    message = "CPU 14 is not allowed to pods: cgroup /kubepods allows only CPUs 0-13"
+
+    def refused(events):
+        return [one for one in events if message in one.get("message", "")]
+
+    assert await node.api.until(EVENTS, refused, "the claim is refused", PATIENCE_S)
+    await node.end([pod], [claim])
+
+    await node.vm.call("set_online", cpu=13, online=False)
+    await until_remarked(node, "ok\nkubepods: cgroup /kubepods allows only CPUs 0-12\n")
+    await until_offered(node, "cpudevnuma003", "12")
+    later = await node.run([])
+    [beside] = (await node.running(later))[later]
+    await until_given(node, beside, MANAGED - ISOLATED - CpuSet.parse("13-15"))
+
+    # What was offline is back by itself in version 2, and what was written is not.
+    await node.vm.call("set_online", cpu=13, online=True)
+    await until_remarked(node, "ok\nkubepods: cgroup /kubepods allows only CPUs 0-13\n")
+    await node.confine_pods(EVERYTHING)
+    await until_remarked(node, "ok\n")
+    await until_offered(node, "cpudevnuma003", "12-15")
+    for container in (shared, beside):
+        await until_given(node, container, MANAGED - ISOLATED)
+    again, _ = await node.place((offers["cpudevnuma003"], CpuSet.parse("14")))
+    [exclusive] = (await node.running(again))[again]
+    await until_given(node, exclusive, CpuSet.parse("14"))
