@@ -180,18 +180,18 @@ async def test_containers_from_before_do_not_keep_the_driver_away(
     """Everything that was refused is there already, in hundreds of parts, when the driver starts."""
     connections = ground.runtime.connections
     await ground.node.process.kill9()
-    ground.runtime._plugins._traits = replace(ground.runtime._plugins._traits, most_part_bytes=120_000)
+    ground.runtime._plugins._traits = replace(ground.runtime._plugins._traits, most_part_bytes=40_000)
     attacks = [
-        *long_environments(ground.uid, CPUS, 110_000),
-        *many_variables(ground.uid, CPUS, 110_000),
-        *long_environments(ground.idle, OTHER_CPUS, 110_000),
-        *many_variables(ground.idle, OTHER_CPUS, 110_000),
+        *long_environments(ground.uid, CPUS, 30_000),
+        *many_variables(ground.uid, CPUS, 30_000),
+        *long_environments(ground.idle, OTHER_CPUS, 30_000),
+        *many_variables(ground.idle, OTHER_CPUS, 30_000),
         *forgeries(ground.uid, CPUS),
         *forgeries(ground.idle, OTHER_CPUS),
     ]
     hostile = [put(ground, attack) for attack in attacks for _ in range(4)]
     # One that says what the runtime has made of it.
-    hostile += [put(ground, Attack("cpuset", env=[f"{PREFIX}x=1"]), "0-1048575:1/3," * 8000 + "0") for _ in range(8)]
+    hostile += [put(ground, Attack("cpuset", env=[f"{PREFIX}x=1"]), "0-1048575:1/3," * 2000 + "0") for _ in range(8)]
     for identity in hostile[-8:]:
         ground.runtime.cpusets[identity] = ""
     await ground.node.start(flags=("--start-guard=true",))
