@@ -149,8 +149,9 @@ class ContainerRuntime:
     def effective(self, identity: str) -> CpuSet:
         """Return the CPUs on which the processes of a container may run."""
         cpus = CpuSet.parse(self.cpusets[identity])
-        if self._cgroups is not None:
-            return self._cgroups.effective(self.containers[identity].linux.cgroups_path)
+        # One that a test has put there may have no cgroup.
+        if self._cgroups is not None and (path := self.containers[identity].linux.cgroups_path):
+            return self._cgroups.effective(path)
         return cpus or self._online
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> None:
@@ -372,8 +373,7 @@ class ContainerRuntime:
 
     def _put_in_effect(self, container: nri.Container, cpus: str) -> None:
         before = self.effective(container.id) if container.id in self.cpusets else None
-        if self._cgroups is not None:
-            path = container.linux.cgroups_path
+        if self._cgroups is not None and (path := container.linux.cgroups_path):
             self._cgroups.make(path)
             try:
                 self._cgroups.write(path, CpuSet.parse(cpus))
@@ -392,8 +392,9 @@ class ContainerRuntime:
 
     def _end(self, container: nri.Container) -> None:
         container.state = nri.CONTAINER_STOPPED
-        if self.cpusets.pop(container.id, None) is not None and self._cgroups is not None:
-            self._cgroups.remove(container.linux.cgroups_path)
+        path = container.linux.cgroups_path
+        if self.cpusets.pop(container.id, None) is not None and self._cgroups is not None and path:
+            self._cgroups.remove(path)
         self._tell_change()
 
     async def _stop(self, container: nri.Container) -> None:
