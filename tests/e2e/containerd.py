@@ -127,6 +127,11 @@ class Containerd:
         await self.destroy()
 
     @property
+    def pid(self) -> int:
+        """The id of its process; valid once started."""
+        return self._program.pid
+
+    @property
     def log(self) -> str:
         """All that it has written so far."""
         return self._program.log
@@ -162,10 +167,10 @@ class Containerd:
         AssertionError
             If it does not write that.
         """
-        path = self.folder / f"containerd.{self._program.pid}.stacks.log"
+        path = self.folder / f"containerd.{self.pid}.stacks.log"
         path.unlink(missing_ok=True)
         said = self.log.count(_DUMPED)
-        os.kill(self._program.pid, signal.SIGUSR1)
+        os.kill(self.pid, signal.SIGUSR1)
 
         async def written() -> bool:
             return self.log.count(_DUMPED) > said
