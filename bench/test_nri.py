@@ -74,7 +74,7 @@ class Node:
         self.reservations = Reservations(NoClaims())
         enforcement = Enforcement(self.ledger, SharedPool(self.ledger, CpuSet()), self.reservations)
         self.plugin = RuntimePlugin(enforcement, Metrics(), cgroups=NoCgroups(), start_guard=True)
-        self.plugin.connected("containerd", "v2.4.2", "v0.12.3", 2.0)
+        self.plugin.connected("containerd", "v2.4.2", "v0.12.3", 600.0)  # or a busy machine reads some of them later
         self.containers = []
         for index in range(containers):
             claim = claim_record(index // 4) if index % 4 == 0 else None

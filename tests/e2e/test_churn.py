@@ -328,7 +328,7 @@ async def test_churn(node, version, tmp_path, capsys):
     churn = Churn(node, observer, rng, from_prepare=from_prepare)
     await churn.settle()
     try:
-        async with asyncio.timeout(SECONDS + 120), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(SECONDS + 30 * KILLS + 120), asyncio.TaskGroup() as tasks:
             clients = [tasks.create_task(churn.client()) for _ in range(CLIENTS)]
             for _ in range(KILLS):
                 await asyncio.sleep(SECONDS / (KILLS + 1))
