@@ -321,7 +321,7 @@ class Churn:
 async def test_churn(node, version, tmp_path, capsys):
     from_prepare = version in programs.PUSHED_TO
     rng = random.Random(SEED)
-    observer = Observer(node.containerd.cgroup_parent, from_prepare=from_prepare)
+    observer = Observer(f"{node.containerd.cgroup_parent}/kubepods", from_prepare=from_prepare)
     await node.start_driver()
     permanent = [await node.cri.run(await node.pod(), "permanent") for _ in range(3)]
     observer.containers |= dict.fromkeys(permanent)
@@ -357,6 +357,7 @@ async def test_churn(node, version, tmp_path, capsys):
     assert metrics["nri_unsolicited_updates"] == from_prepare
     assert metrics["allocated_cpus"] == 0
     assert min(churn.cycles.values()) > 0
+    assert observer.processes_seen > observer.checks  # else nothing was looked at
     if from_prepare:
         # Elsewhere the runtime moves others meanwhile, one after another.
         assert max(seconds for seconds, undisturbed in churn.creations if undisturbed) < WORST_CREATE_S

@@ -14,7 +14,7 @@ import signal
 import pytest
 
 from driver.sandbox.machine import MachineShape, write_machine
-from e2e import kernel
+from e2e import kernel, programs
 from e2e.cri import CriError
 from e2e.node import EVERYTHING, Node
 from fastcpu import CpuSet
@@ -171,9 +171,9 @@ def told(node):
     return [line for line in node.driver.log.splitlines() if "started on fewer CPUs than" in line]
 
 
-@pytest.mark.parametrize("programs", ["current_containerd", "older_containerd"])
-async def test_runtime_with_a_narrower_affinity(request, programs):
-    async with Node.open(request.getfixturevalue(programs), cpus="0") as node:
+@pytest.mark.parametrize("version", [programs.CURRENT, *programs.OLDER])
+async def test_runtime_with_a_narrower_affinity(clean_machine, version):
+    async with Node.open(programs.build(programs.CONTAINERDS[version]), cpus="0") as node:
         await node.start_driver()
         pod = await node.pod()
         claim = node.add_claim("0-1", pod)
