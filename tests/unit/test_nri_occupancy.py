@@ -33,7 +33,8 @@ def test_the_sets_that_reach_some_cpus(sets, data):
     wanted = data.draw(cpusets)
     expected = any(not sets[index].isdisjoint(wanted) for index in left if index not in own)
     assert occupancy.reaches(wanted, besides=[sets[index] for index in own]) is expected
-    occupancy.clear()
+    for index in left:
+        occupancy.remove(sets[index])
     assert not occupancy.reaches(SETS[4])
 
 

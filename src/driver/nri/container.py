@@ -85,7 +85,7 @@ class _Doubt(NamedTuple):
     serial: int
 
 
-def _nobody(_: Container) -> None:
+def nobody(_: Container) -> None:
     """Take note of nothing."""
 
 
@@ -140,7 +140,7 @@ class Container:
     failures: int = 0
     cgroups_path: str = ""
     allowed: CpuSet | None = None
-    watch: Callable[[Container], None] = _nobody
+    watch: Callable[[Container], None] = nobody
     unread: bool = False
     suspect: bool = False
     beside: frozenset[ClaimUID] = frozenset()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from driver.nri.container import nobody
 from driver.nri.occupancy import Occupancy
 from fastcpu import CpuSet
 
@@ -162,7 +163,7 @@ class Containers:
         return bool(self._offline) and container.given <= self._offline
 
     def _drop(self, container: Container) -> None:
-        container.watch = _nobody
+        container.watch = nobody
         self._occupancy.remove(self._may_have.pop(container.id))
         _put(self._doubted, container, False)
         _put(self._stranded, container, False)
@@ -173,7 +174,3 @@ def _put(among: dict[str, Container], container: Container, there: bool) -> None
         among[container.id] = container
     else:
         among.pop(container.id, None)
-
-
-def _nobody(_: Container) -> None:
-    """Take note of nothing."""

@@ -59,11 +59,6 @@ class Occupancy:
         bits = _bits(cpus)
         self._sets[: len(bits)] -= bits
 
-    def clear(self) -> None:
-        """Remove all sets."""
-        self._holders.clear()
-        self._sets[:] = 0
-
     def reaches(self, cpus: CpuSet, *, besides: Iterable[CpuSet] = ()) -> bool:
         """Tell whether some set has one of these CPUs.
 
